@@ -17,8 +17,8 @@ _decoder = msgspec.msgpack.Decoder(tuple[bytes, ...])
 class BanFile:
     """Gossip items with evidence, one for each banned peer, and with revocations.
 
-    Also the file with which `thinwire revoke` tells the daemon of revocations. Readers check each item, so the file needs
-    no checksum.
+    `thinwire revoke` writes such a file, too, from which the daemon reads revocations. Readers check each item, so the file
+    needs no checksum.
     """
 
     def __init__(self, path: Path, disk: Disk) -> None:

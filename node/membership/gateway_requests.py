@@ -1,4 +1,4 @@
-"""Questions to the default gateway in single packets of UDP, repeated until it answers."""
+"""Requests to the default gateway in single UDP packets, repeated until it answers."""
 
 from __future__ import annotations
 

@@ -24,21 +24,22 @@ DIALS = 8
 """Contacts that are dialled at the same time: one that does not answer takes seconds."""
 
 MAX_RECORDS = 10
+"""Most records of present peers, and most absent peers, in a Welcome."""
 
 
 class NoSwarm(HintedError):
     """No address of the invite answered, or none admitted us."""
 
     exit_code: ClassVar[int] = 4
-    nobody = False
-    """True if, by the answers, no peer of the run is at any of the addresses."""
+    absent = False
+    """True if the answers show that no peer of the run is at any of the addresses."""
 
 
 class Refused(HintedError):
     """The swarm exists but refuses us: another version or run."""
 
     exit_code: ClassVar[int] = 5
-    nobody = False
+    absent = False
     """True if no peer of the run is at any of the addresses, see NoSwarm."""
 
 
@@ -103,7 +104,7 @@ async def knock(
     last = next(reversed(refusals.values()), None)
     found = last or (NoSwarm(f"the swarm has no place for us now; {full}", FULL_HINT) if full else _unreached(reason))
     if not isinstance(found, ManifestMismatch):
-        found.nobody = not contacts and not there
+        found.absent = not contacts and not there
     return found
 
 

@@ -40,10 +40,10 @@ class _Checked(msgspec.Struct, frozen=True):
 class KnownPeersFile:
     """Last known addresses of other peers: the route back into a swarm whose seeds are gone.
 
-    Also stores whether this peer was without the others by common decision (`alone`): then it is the swarm, and they
-    look for it, and `absent` peers: those that it could not reach then. Two parts of a swarm that restart after a
-    partition find each other by these. The file contains everything twice, with a checksum: a founder that could not read
-    it would start its run again beside the others.
+    Also stores `alone`: whether this peer was the only member by a decision of all, so that it is the swarm and the others
+    search for it; and `absent`: the peers that it could not reach, by which two parts of a swarm that restart after a
+    partition find each other. The file contains everything twice, with a checksum: a founder that could not read it would
+    start its run again beside the others.
     """
 
     def __init__(self, path: Path, disk: Disk) -> None:

@@ -44,7 +44,7 @@ class LostPeers:
         roster = self._presence().roster
         dead = roster.peers.dead
         if not self._sought and not dead:
-            return []  # Nearly always, and each newcomer that knocks is told.
+            return []  # Nearly always; each newcomer that knocks asks for this.
         sought = self._unknown([contact for contact in self._sought if contact not in self._claims])
         found = {contact.transport_key: contact for contact in (*sought, *contacts_of(roster, dead))}
         return [found[key] for key in sorted(found)]

@@ -12,10 +12,10 @@ from thinwire.swarm.frame import Frame, nbytes
 from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import Chunk, Partial, PeerId, Propose, Ready, WallClock
 
-TELL_SECONDS = 10.0
+CLOCK_SECONDS = 10.0
 """Seconds between two announcements of our wall clock."""
 
-TOLD = 8
+CLOCK_PEERS = 8
 """Peers that get each announcement of our wall clock, in turn."""
 
 
@@ -46,7 +46,7 @@ class PeerDiagnosis:
         self._roster, self._send_queue, self._live = roster, send_queue, live
         self._now, self._wall, self._emit = now, wall, emit
         self._pauses, self._counted = pauses, dict[PeerId, int]()
-        self._told_at, self._last = now(), b""
+        self._clock_sent_at, self._last = now(), b""
         self._order: list[PeerId] = []
         """Peers with a link in order of id, as of the last announcement."""
         self._known: dict[PeerId, Finding] = {}
@@ -113,21 +113,21 @@ class PeerDiagnosis:
 
     def deadline(self) -> float:
         """Return the time before which `on_tick` does nothing."""
-        return self._told_at + TELL_SECONDS
+        return self._clock_sent_at + CLOCK_SECONDS
 
     def on_tick(self) -> None:
-        """Let time pass: look who sends too many frames, and send our clock to some peers."""
+        """Let time pass: look for peers that send too many frames, and send our clock to some peers."""
         now = self._now()
-        if now < self._told_at + TELL_SECONDS:
+        if now < self._clock_sent_at + CLOCK_SECONDS:
             return
-        self._told_at = now
+        self._clock_sent_at = now
         self._look_at_pauses()
         # Sorted again only after a change, which is rare in a large swarm.
         if len(self._order) != len(self._live) or not self._live.issuperset(self._order):
             self._order = sorted(self._live)
         place = bisect_right(self._order, self._last)
-        after = self._order[place : place + TOLD]
-        for peer in (*after, *self._order[: min(place, TOLD - len(after))]):
+        after = self._order[place : place + CLOCK_PEERS]
+        for peer in (*after, *self._order[: min(place, CLOCK_PEERS - len(after))]):
             self._last = peer
             self._send_queue.control(peer, WallClock(max(0, int(self._wall()))))
 

@@ -1,4 +1,4 @@
-"""Port of a run's gate, kept across restarts: other peers and invites have it in their addresses."""
+"""Port of a run's gate, stored across restarts: other peers know it, and invites contain it."""
 
 from __future__ import annotations
 

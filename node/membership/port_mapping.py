@@ -59,9 +59,8 @@ async def map_by_any(routers: Sequence[Router], ports: Sequence[int], seconds: i
     reasons = []
     for router in routers:
         try:
-            host = str(
-                ipaddress.ip_address(await router.map(ports, seconds))
-            )  # No name: it could be another machine's.
+            outside = await router.map(ports, seconds)
+            host = str(ipaddress.ip_address(outside))  # Raises for a name, which could be that of another machine.
             address = join_address(host, ports[0])
             if scope_of(address) == "internet":
                 return router, address
@@ -101,7 +100,7 @@ class PortMapping:
         while True:
             own = self._own() or own
             try:
-                # The protocol that has worked is asked first: another one would leave the first one's mappings.
+                # Ask only the protocol that has worked, if any: with another one the first one's mappings would stay.
                 known = [self._router] if self._router is not None else self._routers
                 self._asked = True
                 self._router, address = await map_by_any(known, self._ports, LEASE)

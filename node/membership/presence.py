@@ -1,6 +1,6 @@
 """A peer's presence in the swarm.
 
-It runs transport and roster, from the opening of the transport until the goodbye.
+It runs transport and roster, from the opening of the transport until the departure.
 
 Everything runs on the event loop. Messages that do not concern membership go to the handler of their family, which may
 be attached after the first frames: a peer that still builds its model already answers probes; otherwise the others
@@ -171,7 +171,7 @@ class Presence:
             self._tasks = group
             group.create_task(self._receive())
             group.create_task(self._keep_time())
-            group.create_task(self._watch())
+            group.create_task(self._raise_send_failure())
             for work in beside:
                 group.create_task(work)
 
@@ -189,7 +189,7 @@ class Presence:
         assert self._tasks is not None
         self._tasks.create_task(work)
 
-    async def _watch(self) -> None:
+    async def _raise_send_failure(self) -> None:
         await self.send_queue.failure
 
     async def _receive(self) -> None:
@@ -199,7 +199,7 @@ class Presence:
     def _arrived(self, arrival: Arrival) -> None:
         peer, frame = arrival.peer, arrival.frame
         if frame is None:
-            if peer in self.live and not self.roster.left:  # Then we no longer note that others leave.
+            if peer in self.live and not self.roster.left:  # After our own departure all links end.
                 self._emit("lost", {"peer": peer.hex(), "reason": arrival.reason})
             self._lose(peer, gone=arrival.gone)
             # The roster's probe dials again: a refusal by the machine tells a dead process from a broken connection.
@@ -278,7 +278,7 @@ class Presence:
         self._due = -math.inf
 
     async def _keep_time(self) -> None:
-        # Most ticks come before all deadlines, which counts where one process simulates a thousand peers.
+        # Most ticks come before all deadlines; to skip them saves much where one process simulates a thousand peers.
         roster = self.roster
         tick, limit, last = roster.preset.tick, roster.preset.lag_limit, self._now()
         while True:
@@ -346,7 +346,7 @@ class Presence:
         return self.roster.distances.spans(self.roster.peers.others, self.send_queue.link_rates.rates(self._now()))
 
     async def leave(self) -> None:
-        """Say goodbye to all peers, and give the messages a moment to leave."""
+        """Announce our departure to all peers, and wait a moment for the messages to be sent."""
         self._send(self.roster.leave(self._now()))
         await asyncio.sleep(TICK)
 

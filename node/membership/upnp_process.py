@@ -1,4 +1,4 @@
-"""One UPnP request, which `upnp.py` makes in JSON; the answer is one line of JSON on stdout.
+"""Process for one UPnP request, which `upnp.py` passes in JSON; the answer is one line of JSON.
 
 The file imports nothing of thinwire, so that the process starts at once.
 """

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from thinwire.collectives.health.diagnosis import WINDOW
-from thinwire.node.membership.peer_diagnosis import TELL_SECONDS, PeerDiagnosis
+from thinwire.node.membership.peer_diagnosis import CLOCK_SECONDS, PeerDiagnosis
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import WallClock
 
@@ -67,7 +67,7 @@ def test_clock_is_told_to_all_peers_in_turn():
         wall=lambda: 1e9,
         emit=lambda kind, fields: None,
     )
-    for now in (TELL_SECONDS, TELL_SECONDS + 1, 2 * TELL_SECONDS):  # noqa: B007 - read by the lambda
+    for now in (CLOCK_SECONDS, CLOCK_SECONDS + 1, 2 * CLOCK_SECONDS):  # noqa: B007 - read by the lambda
         watch.on_tick()
     assert told == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1, 2, 3, 4]
 
@@ -87,7 +87,7 @@ def test_peer_that_floods_is_named_once_until_it_has_stopped_for_a_while():
     def intervals(count, more):
         nonlocal now
         for _ in range(count):
-            now += TELL_SECONDS
+            now += CLOCK_SECONDS
             pauses[TWO] += more
             watch.on_tick()
 

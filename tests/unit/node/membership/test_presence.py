@@ -12,7 +12,7 @@ from kit.roster_world import EPOCH, IDENTITIES, RUN, RosterWorld, record
 from thinwire.collectives.allreduce.service import OPERATIONS
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.transport.interface import REFUSED, RESET, Arrival
-from thinwire.node.membership.peer_diagnosis import TELL_SECONDS
+from thinwire.node.membership.peer_diagnosis import CLOCK_SECONDS
 from thinwire.node.membership.presence import STOPPED_SECONDS, Family, Handler, Presence, family_of
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame, sign_message
@@ -519,7 +519,7 @@ async def test_health_monitor_tells_our_clock_to_peers_with_a_link():
     scene = Scene(wall=lambda: float(EPOCH))
     async with scene.running():
         await scene.come(ANN, Behind(1))
-        await asyncio.sleep(TELL_SECONDS)
+        await asyncio.sleep(CLOCK_SECONDS)
         assert scene.sent(ANN, WallClock) == [WallClock(EPOCH)] and not scene.sent(BEN, WallClock)
 
 
