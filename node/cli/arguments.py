@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class CliSession:
     """State that the error handler needs when a command fails.
 
-    It is the log file, whether to show tracebacks, and whether the command runs a daemon, whose log has its errors.
+    `log`: the log file. `debug`: show tracebacks. `serves`: the command runs a daemon, so its errors belong in the log.
     """
 
     log: Path | None = None

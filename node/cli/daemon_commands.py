@@ -42,7 +42,9 @@ def status(
     context: typer.Context,
     peers: Annotated[
         bool,
-        typer.Option("--peers", help="Show only the peers: state, score, and in full why (ban, trial, suspicion)."),
+        typer.Option(
+            "--peers", help="Show only the peers: state, score, and the full reason of a ban, trial or suspicion."
+        ),
     ] = False,
     json: Json = False,
     home: Home = None,
@@ -71,7 +73,7 @@ def top(
 ) -> None:
     """Show this machine's daemon on one screen.
 
-    It has swarm, links, round and events.
+    The screen shows the swarm, its links, the round and the events.
     """
     config = settings(context, debug, {"home": home})
     from thinwire.node.cli.page.run_view import RunView
@@ -157,7 +159,7 @@ def replay(
 ) -> None:
     """Show a past run again, on a screen or as a page.
 
-    The run is one of this machine, the screen that of `top`.
+    The run is one of this machine; the screen is that of `top`.
     """
     config = settings(context, debug, {"home": home})
     from thinwire.node.cli.page.past_run import PastRun, past_clock

@@ -17,7 +17,7 @@ from thinwire.swarm.manifest.manifest import Manifest, ManifestError
 from thinwire.swarm.manifest.parser import MAX_TOML, parse
 from thinwire.swarm.membership.gossip_items import revocation_item
 
-LEAST = 8
+LEAST_DIGITS = 8
 """Least number of digits of the id of a known peer; a revocation cannot be taken back."""
 
 
@@ -43,9 +43,9 @@ def invitation(status: Status, directories: Directories, peer: str, expires: int
         return status.invite, serial(standing)
     identity, manifest, run_id = _run(status, directories)
     # The author is the first issuer of every token. Other peers are subjects in the invite that they show.
-    policy = manifest.admission.policy(run_id, identity.public_key if _author(status, directories) else b"")
+    policy = manifest.admission.policy(run_id, identity.public_key if _is_author(status, directories) else b"")
     inviter = Inviter(identity, encode(decode(standing.token)[:-1]), policy)
-    made = inviter.invite(standing, bytes.fromhex(_whole(peer)) if peer else None, expires=expires)
+    made = inviter.invite(standing, bytes.fromhex(_full_peer_id(peer)) if peer else None, expires=expires)
     return made.code(), serial(made)
 
 
@@ -60,10 +60,10 @@ def command(code: str, status: Status, directories: Directories) -> str:
 def revoked(status: Status, directories: Directories, target: str) -> str:
     """Exclude a peer or an invite; return the hexadecimal id that was revoked.
 
-    Peers that have joined by an invite of it are excluded, too. Raises WrongIdError, NotAuthorError.
+    Peers that have joined by an invite of an excluded peer are excluded, too. Raises WrongIdError, NotAuthorError.
     """
     target = target.lower()
-    peers = [one.peer for one in status.peers if len(target) >= LEAST and one.peer.startswith(target)]
+    peers = [one.peer for one in status.peers if len(target) >= LEAST_DIGITS and one.peer.startswith(target)]
     if len(peers) == 1:
         target = peers[0]
     try:
@@ -76,7 +76,7 @@ def revoked(status: Status, directories: Directories, target: str) -> str:
             f"`thinwire status` shows the peers; a peer that is not there needs {2 * PREFIX} or more digits of its id",
         )
     identity, _, run_id = _run(status, directories)
-    if not _author(status, directories):
+    if not _is_author(status, directories):
         raise NotAuthorError("only the author of the run can revoke an admission", "ask the peer that founded the run")
     if identity.peer_id.startswith(start):
         raise WrongIdError(
@@ -97,12 +97,12 @@ def _manifest(status: Status, directories: Directories) -> Manifest:
     return parse(RealDisk().read(file, MAX_TOML), "the run's manifest")
 
 
-def _author(status: Status, directories: Directories) -> bool:
+def _is_author(status: Status, directories: Directories) -> bool:
     identity, manifest, run_id = _run(status, directories)
     return manifest.run_id(identity.public_key) == run_id
 
 
-def _whole(peer: str) -> str:
+def _full_peer_id(peer: str) -> str:
     if len(peer) != 64 or set(peer.lower()) - set("0123456789abcdef"):
         raise WrongIdError(
             f"{peer!r} is no peer id", "a peer id has 64 hexadecimal digits; `thinwire id` prints it there"

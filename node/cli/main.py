@@ -1,4 +1,4 @@
-"""Frame of the command line: parse, run, and turn errors into two lines and an exit code.
+"""Entry point of the command line: parse, run, and turn errors into two lines and an exit code.
 
 Nothing heavy is imported here or in the modules of commands before a command runs: `thinwire --help` must not wait for torch.
 

@@ -25,8 +25,11 @@ from thinwire.node.state.checkpoint_store import LATEST
 from thinwire.swarm.identity.invite import PREFIX, Invite
 
 Result = TypeVar("Result")
-WAYS = "--lan looks on the local network; --bootstrap, or the key bootstrap of node.toml, names nodes of the public directory"
-"""Ways to ask a directory."""
+DIRECTORY_HINT = (
+    "--lan looks on the local network; "
+    "--bootstrap, or the key bootstrap of node.toml, names nodes of the public directory"
+)
+"""Hint for a command to which no directory was named."""
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -39,7 +42,7 @@ def is_run(text: str) -> bool:
 def find(target: str, config: Config, options: Options) -> Invite:
     """Return an invite to the run called `target`, looking again for `options.search` seconds.
 
-    One look may miss it: a peer on the local network repeats no answer within a second (RFC 6762, section 6). Raises
+    One look may miss the run: a peer on the local network repeats no answer within a second (RFC 6762, section 6). Raises
     InputError without any directory to ask, DirectoryError, AmbiguousRun, NotInstalled.
     """
     if not (options.public or _directory_named(config, lan=options.lan)):
@@ -49,7 +52,7 @@ def find(target: str, config: Config, options: Options) -> Invite:
             else (f"no run of this machine is called {target!r}, and it is no invite")
         )
         raise InputError(
-            f"{here}; no directory was named to find its peers in", f"an invite begins with {PREFIX}-; {WAYS}"
+            f"{here}; no directory was named to find its peers in", f"an invite begins with {PREFIX}-; {DIRECTORY_HINT}"
         )
 
     async def search(directory: Directory) -> Invite:
@@ -85,8 +88,8 @@ class LocalRun:
 
 def local_runs(home: Directories) -> list[LocalRun]:
     """Return the runs of this machine; the round of the running one is that of its daemon."""
-    said = read_status(home.status)
-    live = said if said is not None and alive(said) else None
+    status = read_status(home.status)
+    live = status if status is not None and alive(status) else None
     found: list[LocalRun] = []
     for run, name in home.run_names().items():
         folder, running = RunDirectory(home.runs / run), live is not None and live.run[:16] == run
@@ -96,7 +99,7 @@ def local_runs(home: Directories) -> list[LocalRun]:
 
 
 def _saved_round(run: RunDirectory) -> int | None:
-    """Return the round of the newest checkpoint by the name that LATEST has."""
+    """Return the round of the newest checkpoint, from the name in the file LATEST; None without one."""
     with suppress(OSError, ValueError):
         pointed = RealDisk().read(run.checkpoints / LATEST, 64).decode()
         return int(pointed.strip().removeprefix("step-").partition(".")[0])
@@ -106,8 +109,8 @@ def _saved_round(run: RunDirectory) -> int | None:
 def show(config: Config, *, lan: bool, as_json: bool) -> None:
     """Print the runs of this machine, then those of the directory.
 
-    Without any directory to ask, or without the package of the public one, a warning takes the place of the latter. Raises
-    DirectoryError, and NotInstalled with `lan`.
+    Without a directory to ask, or without the package for the public one, print a warning instead of the second list.
+    Raises DirectoryError, and NotInstalled with `lan`.
     """
     here = local_runs(config.directories)
     if not as_json:
@@ -116,7 +119,7 @@ def show(config: Config, *, lan: bool, as_json: bool) -> None:
     found: tuple[ListedRun, ...] = ()
     wall = 0.0
     if not asked:
-        warn(f"no directory was asked for runs of others; {WAYS}")
+        warn(f"no directory was asked for runs of others; {DIRECTORY_HINT}")
     try:
         if asked:
             found, wall = _listed(config, lan=lan)
@@ -194,13 +197,7 @@ def _as_json(run: ListedRun) -> dict[str, object]:
 
 def _ask(config: Config, question: Callable[[Directory], Awaitable[Result]], *, public: bool, lan: bool) -> Result:
     async def ask() -> Result:
-        directory = open_directory(
-            config,
-            public=public,
-            lan=lan,
-            publishes=False,
-            warn=warn,
-        )
+        directory = open_directory(config, public=public, lan=lan, publishes=False, warn=warn)
         try:
             return await question(directory)
         finally:

@@ -46,12 +46,7 @@ class Announcing:
     def __init__(self, config: Config, report: Reporter, *, public: bool, lan: bool) -> None:
         self._report, self._warned = report, ""
         self._directory = open_directory(
-            config,
-            public=public,
-            lan=lan,
-            publishes=True,
-            warn=self._warn,
-            opened=self._opened,
+            config, public=public, lan=lan, publishes=True, warn=self._warn, opened=self._opened
         )
         self._task: asyncio.Task[None] | None = None
 
@@ -69,7 +64,7 @@ class Announcing:
             self._report.emit("published", {"detail": f"the run is in the directory{invite}"})
 
         def addresses() -> Sequence[str]:
-            now = peer()  # After a change of its stage it is another one, which is not ready yet.
+            now = peer()  # A daemon that has changed its stage has another peer, which is not ready yet.
             return now.session.roster.record.addresses if now.ready else ()
 
         self._task = asyncio.create_task(announce(self._directory, card, published, addresses))

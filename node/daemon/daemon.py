@@ -92,10 +92,10 @@ def _run(entry: RunEntry, options: Options, *, here: Path) -> int:
 
 @contextmanager
 def removed_if_never_begun(folder: RunDirectory) -> Iterator[None]:
-    """Remove the folder of a run that the block makes before it raises a HintedError.
+    """Remove the folder of a run that the block has created if the block raises a HintedError.
 
-    One with votes or checkpoints stays. Otherwise `thinwire runs` and other commands would show a run that has never begun,
-    or that this peer never got into.
+    A folder with votes or checkpoints stays. Without the removal, `thinwire runs` and other commands would show a run that
+    has never begun, or that this peer never entered.
     """
     there = folder.path.exists()
     try:
@@ -106,7 +106,7 @@ def removed_if_never_begun(folder: RunDirectory) -> Iterator[None]:
         raise
 
 
-def hand_out(invite: str, manifest: Manifest) -> None:
+def print_join_line(invite: str, manifest: Manifest) -> None:
     """Print the command with which others join; the run continues even if stdout is closed."""
     try:
         print(join_line(invite, manifest.model), flush=True)
@@ -141,7 +141,7 @@ class Daemon:
         """Load of the model and the data, in the worker thread."""
         self._made: HostLearner | OriginLearner | None = None
         self._seat: Seat | None = None
-        """Stage that the peer changes to, for which it has ended a lifecycle."""
+        """Stage that the peer changes to after the present lifecycle; None: it changes to none."""
 
     async def run(self) -> int:
         """Run until the run's last round, a signal, or an error. Return the exit code."""
@@ -157,7 +157,7 @@ class Daemon:
         self._report = report_sinks.report
         if self._warning:
             self._report.emit("alarm", {"detail": self._warning})
-        life = self._life()
+        lifecycle = self._new_lifecycle()
 
         def signalled(number: int) -> None:
             if self._stopped_by and number == HANGUP:
@@ -166,7 +166,7 @@ class Daemon:
                 self._exit_at_once(number)
             self._stopped_by = number
             LOGGER.warning("stopping after this round; once more to stop at once")
-            life.stop()
+            lifecycle.stop()
 
         options, announcing = self._options, None
         if options.public or options.lan:
@@ -178,10 +178,10 @@ class Daemon:
         for number in handled:
             loop.add_signal_handler(number, signalled, number)
         try:
-            await self._live(life, report_sinks)
+            await self._run_lifecycle(lifecycle, report_sinks)
             while self._seat is not None and not self._stopped_by:
-                life = self._life()
-                await self._live(life, report_sinks)
+                lifecycle = self._new_lifecycle()
+                await self._run_lifecycle(lifecycle, report_sinks)
             return 0
         finally:
             if announcing is not None:
@@ -189,12 +189,14 @@ class Daemon:
             await mapping.end()
             report_sinks.close()
             for number in handled:
-                # From here on the loop handles no signals. The remaining work takes a moment, and the exit code is settled: a
-                # first signal has no effect any more.
+                # From here on the loop handles no signals. The remaining work takes a moment, and the exit code is decided:
+                # a first signal changes nothing, a second one exits at once.
                 loop.remove_signal_handler(number)
                 signal.signal(number, lambda number, _: signalled(number))
             if self._stopped_by and self._loading is not None and not self._loading.done():
-                self._exit_at_once(self._stopped_by)  # A model that loads cannot be interrupted, and is not needed.
+                self._exit_at_once(
+                    self._stopped_by
+                )  # The loading of a model cannot be interrupted, and is useless now.
             for worker in (self._worker, self._second):
                 worker.shutdown(cancel_futures=True)
 
@@ -203,7 +205,7 @@ class Daemon:
             self._live_line.hide()  # it has hidden the cursor
         os._exit(128 + number)
 
-    def _life(self) -> PeerLifecycle:
+    def _new_lifecycle(self) -> PeerLifecycle:
         """Create the next lifecycle: a peer that changes to another stage ends one and begins another."""
         peer, options = self._entry.peer(self._report.emit), self._options
         self._peer = peer
@@ -236,22 +238,22 @@ class Daemon:
     def _invite(self, invite: str) -> None:
         if self._live_line is not None:
             self._live_line.hide()  # until the next status, so that the invite has a separate line
-        hand_out(invite, self._peer.manifest)
+        print_join_line(invite, self._peer.manifest)
 
-    async def _live(self, life: PeerLifecycle, report_sinks: ReportSinks) -> None:
-        publisher = asyncio.create_task(report_sinks.publish_repeatedly(life.peer))
+    async def _run_lifecycle(self, lifecycle: PeerLifecycle, report_sinks: ReportSinks) -> None:
+        publisher = asyncio.create_task(report_sinks.publish_repeatedly(lifecycle.peer))
         try:
-            await life.run()
+            await lifecycle.run()
         finally:
             await cancelled(publisher)
-            report_sinks.publish(life.peer)
+            report_sinks.publish(lifecycle.peer)
 
     async def _work(self, function: Callable[[], Result]) -> Result:
-        """Run where computing is allowed: in the single worker thread."""
+        """Run a function in the worker thread, the only one that trains."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, function)
 
     async def _beside(self, function: Callable[[], Result]) -> Result:
-        """Run in a second thread, while the first one trains."""
+        """Run a function in the second thread, while the worker thread trains."""
         return await asyncio.get_running_loop().run_in_executor(self._second, function)
 
     async def _load(self, make: Callable[[], Made]) -> Made:

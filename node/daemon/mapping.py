@@ -48,7 +48,9 @@ class Mapping:
             return
 
         def own() -> Sequence[str]:
-            admission = peer().admission  # After a change of stage it is another one, which may not listen yet.
+            admission = (
+                peer().admission
+            )  # A daemon that has changed its stage has another peer, which may not listen yet.
             return admission.reachability.own if admission.running is not None else ()
 
         self._mapping = PortMapping(

@@ -20,12 +20,10 @@ def seconds_of(text: str) -> int:
 
 
 def join_line(invite: str, model: Model) -> str:
-    """Return the command with which others join a run; it names a model of the user.
+    """Return the command with which others join a run.
 
-    Each joiner must agree to such a model.
-
-    model: the manifest's table, whose name has no character that a shell changes. A joiner may have the folder of a model of
-    transformers at another path.
+    A model of the user is an option of the command, because each joiner must agree to it; a joiner may have the folder of a
+    model of transformers at another path. model: the manifest's table, whose name has no character that a shell changes.
     """
     from thinwire.node.runtime.settings import HF  # not for the help of a command
 

@@ -3,8 +3,8 @@
 `dht_source.py` starts it with the interpreter that has hivemind.
 
 Requests come on stdin and answers leave on stdout: a length of 4 bytes (big-endian), then JSON. A message of a stranger
-may end this process, for hivemind deserializes keys and dictionaries of its messages: nested extension types exhaust the
-stack. So nothing else lives here, and the file imports nothing of thinwire, which need not be installed beside hivemind.
+may end this process, because hivemind deserializes keys and dictionaries of its messages: nested extension types exhaust
+the stack. So nothing else runs here. The file imports nothing of thinwire, which need not be installed beside hivemind.
 
 The first request has the options, and its answer the addresses of this node; then {"id", "do", ...} with "do" one of
 "store" (key, subkey, value, expires), "get" (key), "peers". The process ends with stdin.
@@ -20,8 +20,14 @@ import random
 import sys
 from typing import Any, BinaryIO
 
-MOST_VALUES, VALUE_BYTES, FRAME_BYTES, MOST_PEERS = 1024, 2048, 4 << 20, 64
+MOST_VALUES, VALUE_BYTES = 1024, 2048
+"""Most values in an answer, and most bytes of each; further values are sampled, longer ones left out."""
+
+FRAME_BYTES, MOST_PEERS = 4 << 20, 64
+"""Longest request, and most addresses of nodes in an answer."""
+
 BUCKET, REPLICAS, WAIT_SECONDS = 20, 5, 3.0
+"""Parameters of Kademlia: nodes of a bucket, nodes that store a value, seconds to wait for a node."""
 
 
 class Node:

@@ -92,7 +92,7 @@ class DhtSource:
     """Source of the hivemind DHT.
 
     command: starts the child. bootstrap: multiaddresses of DHT nodes. listen: multiaddresses to listen on; empty: the node
-    only asks others. known: file of DHT nodes seen before, which are bootstrapped from besides. opened: called with the
+    only asks others. known: file of DHT nodes that an earlier child knew, also used to bootstrap. opened: called with the
     addresses of each new child.
     """
 
@@ -247,7 +247,7 @@ class DhtSource:
     # Known nodes of the DHT
 
     def _starts(self) -> list[str]:
-        """Return the bootstrap addresses and a few of the nodes known from before."""
+        """Return the bootstrap addresses, and a few nodes from the file of known ones."""
         try:
             known = msgspec.json.decode(self._disk.read(self._known, _KNOWN_BYTES), type=_Texts)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -24,7 +24,7 @@ LOOK_SECONDS = 2.0
 
 MOST_SERVICES = 256
 _PART = 250
-"""Bytes of a card in one string of a TXT record, which has at most 255 with its key."""
+"""Bytes of a card in one string of a TXT record; the string, key included, has at most 255 bytes."""
 
 
 class LanSource:

@@ -75,8 +75,8 @@ class Source(Protocol):
 class ListedRun:
     """Run of a listing, with the claims of those who publish cards of it.
 
-    Each number is the median of the publishers' claims, so that one of many cannot choose it; the texts are the most
-    frequent ones. `issued`: unix time of the newest card. `publishers`: peers with a valid card.
+    Each number is the median of the publishers' claims, so that no single one of many decides it; the texts are the most
+    frequent ones. `issued`: time of the newest card, in seconds since 1970. `publishers`: number of peers with a valid card.
     """
 
     run_id: bytes

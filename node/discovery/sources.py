@@ -1,4 +1,4 @@
-"""Directories with the settings of this machine."""
+"""Opening of the directories that the settings of this machine name."""
 
 from __future__ import annotations
 

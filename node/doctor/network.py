@@ -93,6 +93,7 @@ async def check_mapping(config: Config, gate: int, *, listening: bool, by: Seque
 
 
 _OTHERS = ("reached", "nat", "clock", "rate")
+"""Names of the checks that need a peer."""
 
 
 def judged(sightings: Sequence[Sighting], port: int, wall: float) -> Iterable[Check]:
@@ -109,16 +110,16 @@ def judged(sightings: Sequence[Sighting], port: int, wall: float) -> Iterable[Ch
             f"forward TCP {port} and the ports for links at the router, let the firewall pass them (docs/guides/operations.md)",
         )
     if reach.nat == "unknown":
-        yield skipped("nat", "it takes answers of peers in two networks")
+        yield skipped("nat", "this check needs answers of peers in two networks")
     else:
         kinds = {"none": "no address translation", "cone": "cone (one outside port for all peers)"}
         yield passed("nat", kinds.get(reach.nat, "symmetric (another outside port for each peer)"))
     ahead = statistics.median(wall - sighting.wall for sighting in sightings)
-    said_ahead = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the clocks of peers"
+    difference = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the clocks of peers"
     if abs(ahead) > FARTHEST:
-        yield failed("clock", said_ahead, "set the clock, for example with `timedatectl set-ntp true`")
+        yield failed("clock", difference, "set the clock, for example with `timedatectl set-ntp true`")
     else:
-        yield passed("clock", "agrees with the clocks of peers" if abs(ahead) <= 2 else said_ahead)
+        yield passed("clock", "agrees with the clocks of peers" if abs(ahead) <= 2 else difference)
 
 
 def check_rate(answers: Sequence[Sighting | Refuse]) -> Check:

@@ -29,10 +29,10 @@ class Chaos:
 def plan(seed: int, peers: int, rounds: int, *, weak: int = 0) -> Chaos:
     """Draw a plan; `rounds` is the length of the run (0: endless).
 
-    Raises ValueError if it is too short for both faults.
+    The kill is between a fifth and two fifths of the run; the joiner starts a tenth to a sixth later. `weak`: number of
+    peers, after the first `peers`, that each hold a part of the model; one of them is then the victim.
 
-    `weak`: number of peers after the first ones that hold a part of the model each: one of them is the victim. The kill
-    falls between a fifth and two fifths of the run; the joiner starts a tenth to a sixth later.
+    Raises ValueError if the run is too short for both faults.
     """
     rounds = rounds or HORIZON
     if rounds < 4 or peers < 2:

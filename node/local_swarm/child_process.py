@@ -107,18 +107,18 @@ class Child:
         text = _read(self.home / "stdout")
         return text[: text.rfind("\n") + 1]
 
-    def said(self) -> str:
+    def last_message(self) -> str:
         """Return its newest log message, without the time; "" if there is none."""
         lines = _read(self.home / "stderr").splitlines()
         return lines[-1].partition(" ")[2] if lines else ""
 
-    def complaint(self) -> str:
+    def error(self) -> str:
         """Return its last `error:` line without that prefix, or its last line."""
         lines = [line for line in _read(self.home / "stderr").splitlines() if line.strip()]
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         return (errors or lines or ["no output"])[-1]
 
-    def advice(self) -> str:
+    def hint(self) -> str:
         """Return its last `hint:` line without that prefix; "" if there is none."""
         lines = _read(self.home / "stderr").splitlines()
         return next((line.removeprefix("hint: ") for line in reversed(lines) if line.startswith("hint: ")), "")

@@ -110,7 +110,10 @@ class FinishedSwarm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SavedModel:
-    """Model of the swarm, loaded from a checkpoint on disk. `fault` describes what is wrong with it."""
+    """Model of the swarm, loaded from a checkpoint on disk.
+
+    after: its held-out loss. fault: reason why there is no such model; empty: there is one.
+    """
 
     checkpoint: str = ""
     after: float | None = None

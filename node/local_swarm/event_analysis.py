@@ -93,7 +93,7 @@ def round_at(committed: dict[int, float], wall: float) -> float:
 class Recovery:
     """Recovery after a kill.
 
-    Has the next committed round, and seconds from the kill until the first and the last peer had it.
+    round: the next committed round. first, last: seconds from the kill until the first and the last peer had it.
     """
 
     round: int

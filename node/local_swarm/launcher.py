@@ -31,7 +31,7 @@ LOADING_SECONDS = 900.0
 """The same while the first peer is not ready: it compiles kernels and tokenizes without events."""
 
 END_SECONDS = 30.0
-"""Seconds that the peers have to say goodbye before they are killed."""
+"""Seconds that the peers have to leave after a signal before they are killed."""
 
 
 class LocalError(HintedError):
@@ -134,7 +134,9 @@ class LocalSwarm:
             ) from None
         display.say(f"starting {self.count} peers; their files are in {self.directory}")
         prepare()
-        self.peers.append(self._start_peer(["start", str(self.file), "--wait-for", str(self.count), *self._first]))
+        self.peers.append(
+            self._start_peer(["start", str(self.file), "--wait-for", str(self.count), *self._weight_options])
+        )
         self._news = News(time.monotonic())
         moved, written = time.monotonic(), 0
         while any(child.code is None for child in self._children()):
@@ -143,7 +145,7 @@ class LocalSwarm:
             self._check()
             if not self.stopped:
                 self._act(display)
-            display.show(self.scene())
+            display.show(self.snapshot())
             events = sum(len(child.analysis.events) for child in self._children())
             if events != written:
                 moved, written = time.monotonic(), events
@@ -159,9 +161,9 @@ class LocalSwarm:
         for child in self._children():
             child.poll()
         self._check()
-        display.show(self.scene())
+        display.show(self.snapshot())
 
-    def scene(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """Return the present state for display."""
         note = ""
         if self.alone is not None and self.alone.code is None:
@@ -194,10 +196,10 @@ class LocalSwarm:
         """Handle a signal: pass on the first one; at the second end everything and raise SystemExit."""
         if self.stopped and number == HANGUP:
             return
-        hasty, self.stopped = bool(self.stopped), self.stopped or number
+        repeated, self.stopped = bool(self.stopped), self.stopped or number
         for child in self._children():
-            child.end(now=hasty or child is self.alone)
-        if hasty:
+            child.end(now=repeated or child is self.alone)
+        if repeated:
             raise SystemExit(128 + number)
 
     def end(self) -> None:
@@ -213,30 +215,30 @@ class LocalSwarm:
     def _check(self) -> None:
         for child in self._children():
             if child.code and child.killed_at is None and not self.stopped:
-                where = "; ".join(filter(None, (child.advice(), f"see {child.log}")))
-                raise LocalError(f"{child.name} ended with code {child.code}: {child.complaint()}", where)
+                hint = "; ".join(filter(None, (child.hint(), f"see {child.log}")))
+                raise LocalError(f"{child.name} ended with code {child.code}: {child.error()}", hint)
 
     # --- acting
 
     def _act(self, display: Display) -> None:
         if len(self.peers) < self.count:
-            if said := self._news.of(self.peers[0].said(), time.monotonic()):
-                display.say(f"{self.peers[0].name}: {said}")  # The others start when it is ready.
+            if message := self._news.of(self.peers[0].last_message(), time.monotonic()):
+                display.say(f"{self.peers[0].name}: {message}")  # The others start when it is ready.
             printed = [line for line in self.peers[0].printed().splitlines() if line.startswith("thinwire join ")]
             if printed:
                 for number in range(1, self.count):
                     arguments = ["join", printed[0].split()[2]]
                     self.peers.append(
-                        self._start_peer([*arguments, *(self._small if number >= self.options.local else ())])
+                        self._start_peer([*arguments, *(self._weak_options if number >= self.options.local else ())])
                     )
             return
         starters = self.peers[: self.count]
         if self.alone is None and self.rounds and all(child.analysis.last("ready") for child in starters):
             self._start_alone(starters[: self.options.local])
         if self.chaos is not None:
-            self._wreak(self.chaos, display)
+            self._inject_faults(self.chaos, display)
 
-    def _wreak(self, chaos: plans.Chaos, display: Display) -> None:
+    def _inject_faults(self, chaos: plans.Chaos, display: Display) -> None:
         now = time.monotonic()
         if self._kill_at is None and self.round >= chaos.kill_round:
             self._kill_at = now + chaos.moment * self._usual()
@@ -250,7 +252,7 @@ class LocalSwarm:
             invite = next((status.invite for child in self.peers if child.live and (status := child.status())), "")
             if invite:
                 self.joined_at, self.joined_round = time.time(), self.round
-                self.peers.append(self._start_peer(["join", invite, *self._small]))
+                self.peers.append(self._start_peer(["join", invite, *self._weak_options]))
                 display.say(f"{self.peers[-1].name} joins late, after round {self.joined_round}", warn=True)
 
     def _usual(self) -> float:
@@ -264,7 +266,7 @@ class LocalSwarm:
         arguments += ["--device", self.config.device, "--threads", str(self.threads)]
         arguments += ["--data", str(self.config.data)] if self.config.data else []
         arguments += ["--model", self.config.model] if self.config.model else []
-        arguments += ["--evaluate-every", str(self.config.evaluate_every), *self._computing]
+        arguments += ["--evaluate-every", str(self.config.evaluate_every), *self._speed_options]
         arguments += ["--up", str(self.config.up)] if self.config.up else []
         arguments += ["--monitor", ",".join(self.config.monitor)] if self.config.monitor else []
         arguments += ["--rounds", str(self.options.rounds)] if self.options.rounds else []
@@ -273,7 +275,7 @@ class LocalSwarm:
         return Child(name, home, [*command, *arguments], self.file.parent)
 
     @property
-    def _small(self) -> list[str]:
+    def _weak_options(self) -> list[str]:
         """Options of a weak peer."""
         return ["--memory", str(self.options.memory)] if self.options.weak else []
 
@@ -285,24 +287,26 @@ class LocalSwarm:
         arguments += ["--device", self.config.device, "--threads", str(self.threads), "--rounds", str(self.rounds)]
         arguments += ["--data", str(self.config.data)] if self.config.data else []
         arguments += ["--model", self.config.model] if self.config.model else []
-        arguments += self._computing
+        arguments += self._speed_options
         arguments += [
             "--me",
             model.analysis.peer.hex(),
             "--group",
             ",".join(one.analysis.peer.hex() for one in starters),
         ]
-        self.alone = Child("the peer alone", home, ["alone", *arguments, *self._first], self.file.parent, events)
+        self.alone = Child(
+            "the peer alone", home, ["alone", *arguments, *self._weight_options], self.file.parent, events
+        )
 
     @property
-    def _computing(self) -> list[str]:
+    def _speed_options(self) -> list[str]:
         """Options of speed and memory."""
         wanted = {"--compile": self.config.compile, "--gradient-checkpointing": self.config.gradient_checkpointing}
         return [option for option, on in wanted.items() if on]
 
     @property
-    def _first(self) -> list[str]:
-        """Options with the first parameters; those who join fetch them."""
+    def _weight_options(self) -> list[str]:
+        """Options with the first parameters of the run, for the founder; joiners fetch them."""
         return [word for path in self.options.weights for word in ("--from", str(path.resolve()))]
 
     @property

@@ -64,14 +64,14 @@ class Snapshot:
     note: str
 
 
-def title(scene: Snapshot) -> str:
+def title(snapshot: Snapshot) -> str:
     """Return a title such as "run demo · round 12 of 40 · 4 peers running · 21k tokens/s · 1:12"."""
-    running = [one for one in scene.rows if one.state not in ("killed", "done", "failed")]
-    of = f" of {scene.rounds}" if scene.rounds else ""
+    running = [one for one in snapshot.rows if one.state not in ("killed", "done", "failed")]
+    of = f" of {snapshot.rounds}" if snapshot.rounds else ""
     speed = count_text(math.fsum(one.speed for one in running))
     return (
-        f"run {scene.run} · round {scene.round}{of} · {len(running)} peers running · {speed} tokens/s · "
-        f"{clock_text(scene.elapsed)}"
+        f"run {snapshot.run} · round {snapshot.round}{of} · {len(running)} peers running · {speed} tokens/s · "
+        f"{clock_text(snapshot.elapsed)}"
     )
 
 
@@ -86,15 +86,15 @@ NEWS_SECONDS = 2.0
 _COLOURS = {"training": "green", "exchanging": "cyan", "killed": "bold red", "failed": "bold red", "done": "dim"}
 
 
-def table(scene: Snapshot) -> Table:
+def table(snapshot: Snapshot) -> Table:
     """Return the live table."""
-    result = Table(title=title(scene), title_justify="left", box=None, header_style="bold", pad_edge=False)
-    result.caption, result.caption_justify = scene.note or None, "left"
+    result = Table(title=title(snapshot), title_justify="left", box=None, header_style="bold", pad_edge=False)
+    result.caption, result.caption_justify = snapshot.note or None, "left"
     for column in ("peer", "id", "state"):
         result.add_column(column)
     for column in ("round", "loss", "tokens/s", "up", "down", "saved", "exchange"):
         result.add_column(column, justify="right")
-    for one in scene.rows:
+    for one in snapshot.rows:
         cells = (
             "-" if one.loss is None else f"{one.loss:.3f}",
             count_text(one.speed) if one.speed else "-",
@@ -108,15 +108,15 @@ def table(scene: Snapshot) -> Table:
     return result
 
 
-def line(scene: Snapshot) -> str:
+def line(snapshot: Snapshot) -> str:
     """Return one line about the newest round."""
-    current = [one for one in scene.rows if one.round == scene.round and one.loss is not None]
+    current = [one for one in snapshot.rows if one.round == snapshot.round and one.loss is not None]
     losses = [one.loss for one in current if one.loss is not None]
-    up, down = sum(one.up for one in scene.rows), sum(one.down for one in scene.rows)
-    factor = math.fsum(one.factor * one.up for one in scene.rows) / max(1, up)
+    up, down = sum(one.up for one in snapshot.rows), sum(one.down for one in snapshot.rows)
+    factor = math.fsum(one.factor * one.up for one in snapshot.rows) / max(1, up)
     loss = f"{math.fsum(losses) / len(losses):.3f}" if losses else "-"
     return (
-        f"{title(scene)} · loss {loss} · up {bytes_text(up)}, down {bytes_text(down)}{saved_text(factor)} "
+        f"{title(snapshot)} · loss {loss} · up {bytes_text(up)}, down {bytes_text(down)}{saved_text(factor)} "
         f"· exchange {max((one.sync for one in current), default=0):.1f} s"
     )
 
@@ -133,13 +133,13 @@ class Display:
         if self._live is not None:
             self._live.start()
 
-    def show(self, scene: Snapshot) -> None:
+    def show(self, snapshot: Snapshot) -> None:
         """Redraw the table, or print a line if there is a new round."""
         if self._live is not None:
-            self._live.update(table(scene), refresh=True)
-        elif scene.round > self._round:
-            LOGGER.info("%s", line(scene))
-        self._round = max(self._round, scene.round)
+            self._live.update(table(snapshot), refresh=True)
+        elif snapshot.round > self._round:
+            LOGGER.info("%s", line(snapshot))
+        self._round = max(self._round, snapshot.round)
 
     def say(self, text: str, *, warn: bool = False) -> None:
         """Print one permanent line."""

@@ -1,6 +1,6 @@
-"""Import of the modules that every process of a local swarm needs, before they are forked.
+"""Import of the modules that every process of a local swarm needs.
 
-Loading takes about two seconds of a core.
+The server from which the processes are forked does it. Loading takes about two seconds of a core.
 """
 
 import gc

@@ -30,9 +30,8 @@ def draw(
 ) -> None:
     """Write a PNG with the losses of a local swarm.
 
-    It shows the training loss by round of every peer and of the baseline, and `held_out` losses of the swarm as points.
-
-    The points are (round, nats per token). Raises NoPlots; OSError if the file cannot be written.
+    It shows the training loss of every peer and of the baseline by round, and `held_out`: losses of the swarm's model as
+    points (round, nats per token). Raises NoPlots; OSError if the file cannot be written.
     """
     check()
     from matplotlib.backends.backend_agg import FigureCanvasAgg

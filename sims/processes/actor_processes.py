@@ -102,7 +102,7 @@ class ActorSlot:
             if child.killed_at is not None:
                 reason = "killed"
             else:
-                reason = "left" if child.code == 0 else f"failed: {child.complaint()}"
+                reason = "left" if child.code == 0 else f"failed: {child.error()}"
                 self.wanted = False
             self.ended = reason if self.plays else ""
             self.child, self.plays = None, False

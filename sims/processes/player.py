@@ -171,7 +171,7 @@ class Player:
                 seat for seat in self._actor_processes.seats if seat.child is not None and seat.child.code is not None
             ]
             if broken and broken[0].child is not None:
-                raise PlayerError(f"{broken[0].spec.name} did not come up: {broken[0].child.complaint()}", "see above")
+                raise PlayerError(f"{broken[0].spec.name} did not come up: {broken[0].child.error()}", "see above")
             if time.monotonic() > until:
                 raise PlayerError(f"the processes have not come up in {LOAD_SECONDS:.0f} s", "take fewer --peers")
             await asyncio.sleep(POLL_SECONDS)

@@ -46,7 +46,7 @@ class PastClock:
 class PastRun(RunView):
     """Reader of the events of one run up to the time of a clock; the status is made from them.
 
-    A status has what events tell: no addresses, no links, and the states of the peers by their last event.
+    A status has only values that events contain: no addresses, no links, and the states of the peers by their last event.
     """
 
     def __init__(

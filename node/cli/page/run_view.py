@@ -40,7 +40,7 @@ PRIVATE = frozenset({"addresses", "links", "reach", "checkpoint", "process", "pr
 HISTORY_BYTES = 64 << 20
 """Bytes of the event log that are read at first, from its end."""
 
-PRIVATE_NOTES = ("kind", "wall", "peer", "round", "reason", "cause")
+PUBLIC_NOTES = ("kind", "wall", "peer", "round", "reason", "cause")
 """Fields of an event that a public page shows. The others may contain addresses and paths."""
 
 
@@ -52,7 +52,7 @@ class Tail(NamedTuple):
 
 
 class RunView:
-    """Reader of one home. public: leave out everything that tells where peers are."""
+    """Reader of one home. public: leave out addresses, and all else that shows where peers are."""
 
     def __init__(self, directories: Directories, *, public: bool = False) -> None:
         self._directories, self._public = directories, public
@@ -98,7 +98,7 @@ class RunView:
     def news(self) -> dict[str, Any]:
         """Return the rounds and notes since the last call, and the offsets before and after them.
 
-        A reader of another offset than `before` has missed something, and needs `state` again.
+        A reader whose offset is not `before` has missed events, and must read `state` again.
         """
         before, rounds, notes = self._read()
         return {"before": before, "offset": self._offset, "rounds": rounds, "notes": notes}
@@ -133,7 +133,7 @@ class RunView:
             elif event["kind"] == "round":
                 rounds.append({name: event[name] for name in SHOWN if name in event})
             else:
-                names = PRIVATE_NOTES if self._public else tuple(name for name in event if name != "at")
+                names = PUBLIC_NOTES if self._public else tuple(name for name in event if name != "at")
                 notes.append({name: event[name] for name in names if name in event})
         self._rounds += rounds
         self._notes += notes

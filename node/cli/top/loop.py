@@ -60,7 +60,7 @@ def show(view: RunView, *, once: bool) -> bool:
 
 @contextmanager
 def _keys() -> Iterator[_Pressed]:
-    """Let stdin give keys at once and without an echo, and restore it."""
+    """Let stdin return each key at once and without an echo; restore the terminal at the end."""
     try:
         import termios
         import tty

@@ -26,7 +26,9 @@ SYMBOLS = {"alive": "#", "suspect": "?", "dead": "_", "left": "_", "banned": "!"
 
 COLOURS = {"#": "green", "J": "cyan", "?": "yellow", "_": "dim", "!": "bold red"}
 LEGEND = "# in   J joining   ? suspect   _ gone   ! banned"
-GPU, FEWEST = "gpu_memory", 3
+GPU = "gpu_memory"
+FRAME_ROWS = 3
+"""Rows of a screen around a tab: title, names of the tabs, and legend or alarm."""
 
 
 class Rates:
@@ -62,8 +64,8 @@ class Rates:
 
 def screen(state: Fields, rates: Rates, tab: str, columns: int, rows: int, *, utf8: bool = True) -> list[Text]:
     """Return exactly `rows` lines of at most `columns` cells. state: of RunView, with a status."""
-    body = section(state, rates, tab, columns, rows - FEWEST, utf8=utf8)[: rows - FEWEST]
-    body += [Text()] * (rows - FEWEST - len(body))
+    body = section(state, rates, tab, columns, rows - FRAME_ROWS, utf8=utf8)[: rows - FRAME_ROWS]
+    body += [Text()] * (rows - FRAME_ROWS - len(body))
     status = state["status"]
     last = Text(f"alarm: {plain(status['alarm'])}", "bold red") if status["alarm"] else Text(LEGEND, "dim")
     return [_fit(line, columns) for line in (_title(state), _tabs(tab), *body, last)]
@@ -161,10 +163,10 @@ def _swarm(state: Fields, rates: Rates, columns: int, rows: int, *, utf8: bool) 
 
     def row(peer: Fields) -> Text:
         mark = symbol(peer, members)
-        heard = f"{peer['age']:.0f} s" if peer["age"] else "-"
+        seen = f"{peer['age']:.0f} s" if peer["age"] else "-"
         note = " ".join(plain(peer[key]) for key in ("reason", "sick", "seat") if peer[key])
         loss = "-" if peer["loss"] is None else f"{peer['loss']:.3f}"
-        text = f" {peer['peer'][:8]:<9}{_cut(peer['name'], 16)} {peer['round']:>8}{loss:>8}{heard:>8}  {note}"
+        text = f" {peer['peer'][:8]:<9}{_cut(peer['name'], 16)} {peer['round']:>8}{loss:>8}{seen:>8}  {note}"
         return Text(mark, COLOURS[mark]).append(text, "default")
 
     return lines + _some([row(peer) for peer in status["peers"]], rows - len(lines))

@@ -17,7 +17,7 @@ INVITE = Invite(b"\x05" * 32, (Seed("45.0.2.1:7400", b"\x06" * 32),)).code()
     ],
 )
 def test_printed_command_names_the_model_that_a_joiner_must_agree_to(capsys, model, option):
-    daemon.hand_out(INVITE, parse(f"[model]\n{model}\n", "run.toml"))
+    daemon.print_join_line(INVITE, parse(f"[model]\n{model}\n", "run.toml"))
     assert capsys.readouterr().out == f"thinwire join {INVITE}{option}\n"
 
 

@@ -345,8 +345,8 @@ def test_failing_child_is_quoted(tmp_path, monkeypatch):
         tmp_path,
     )
     assert child.process.wait(60) == 2 and child.state == "failed" and not child.live
-    assert "invite" in child.complaint() and "THINWIRE" not in child.complaint() and child.log.exists()
-    assert child.advice() and child.advice() in (child.home / "stderr").read_text()
+    assert "invite" in child.error() and "THINWIRE" not in child.error() and child.log.exists()
+    assert child.hint() and child.hint() in (child.home / "stderr").read_text()
     child.poll()
     assert child.analysis.events == [] and child.printed() == ""
 
