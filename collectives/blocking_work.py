@@ -14,10 +14,7 @@ Work = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs a function where computation is allowed: in a thread, or in a simulation at once or later."""
 
 WORTH = 1 << 18
-"""Bytes of data from which it pays to hand them to a thread.
-
-Their cipher and hash take longer than the hand-over.
-"""
+"""Smallest number of bytes that is given to a thread: their cipher and hash take longer than that."""
 
 
 class Workers(Protocol):
@@ -36,8 +33,8 @@ async def at_once(function: Callable[[], Any]) -> Any:
 class OrderedWork:
     """Functions that run one after the other in threads; the event loop gets their results in order.
 
-    Two functions of one object never run at the same time, so what only they use needs no lock. `failed` receives the first
-    exception of a function, or of the code that takes its result; after that no more results are delivered. Functions on
+    Two functions of one object never run at the same time, so data that only they use needs no lock. `failed` receives the
+    first exception of a function, or of the code that takes its result; after that no more results are delivered. Functions on
     less than WORTH bytes run on the event loop, unless others are ahead of them. workers: None: all run there, at once.
     """
 
@@ -134,8 +131,8 @@ class OrderedWork:
 class LatestWork(Generic[Key]):
     """Functions that run one after the other where computation is allowed, at most one for each key.
 
-    A function whose key was dropped, or has got another function, counts no more: its result is not taken. `failed`
-    receives the first exception of a function, or of the code that takes its result.
+    The result of a function is ignored if its key was dropped, or has another function by then. `failed` receives the first
+    exception of a function, or of the code that takes its result.
     """
 
     def __init__(self, work: Work, failed: Callable[[Exception], None]) -> None:
@@ -266,12 +263,12 @@ async def in_turns(parts: Generator[Part, None, Result], turn: Callable[[], None
 class RationedWork:
     """Work on what other peers send, in parts, on the event loop, with a limited share of its time.
 
-    A job yields each part before it does that part. All jobs share one budget. The next part is one of the owner that will have
-    used the least with it, so a peer that sends much, however often it comes back, delays others little.
+    A job yields each part before it does that part. All jobs share one budget. The next part is one of the owner with the least
+    cost so far, that part included, so a peer that sends much, even over many connections, delays others little.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._now, self._budget, self._then = now, BURST, now()
+        self._now, self._budget, self._ran_at = now, BURST, now()
         self._jobs: dict[tuple[bytes, Hashable], tuple[Part, int, Generator[Part, None, None]]] = {}
         """By owner and name: the next part, size of the data, and the job."""
         self._used: dict[bytes, float] = {}
@@ -284,7 +281,8 @@ class RationedWork:
     def add(self, owner: bytes, name: Hashable, size: int, job: Generator[Part, None, None]) -> bool:
         """Accept a job with `size` bytes of data; return False if it is refused.
 
-        That is the case if the last one of this name is not done, or if too much waits and no job is larger.
+        A job is refused if the last one of this name is not done, or if too much data waits and no other job is larger.
+        Otherwise the largest job is dropped if too much data waits.
         """
         if self.holds(owner, name):
             return False
@@ -303,8 +301,8 @@ class RationedWork:
 
     def run(self) -> None:
         """Do as much as the budget allows."""
-        then, self._then = self._then, self._now()
-        self._budget = min(BURST, self._budget + RATE * (self._then - then))
+        before, self._ran_at = self._ran_at, self._now()
+        self._budget = min(BURST, self._budget + RATE * (self._ran_at - before))
         while self._jobs and self._budget > 0:
             key = min(self._jobs, key=lambda key: self._used.get(key[0], 0.0) + self._jobs[key][0].cost)
             part, size, job = self._jobs[key]

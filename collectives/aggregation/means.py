@@ -22,7 +22,7 @@ Rule: TypeAlias = Callable[[Codec, Sequence[Buffer], Sequence[float], Floats], N
 """Function (codec, screened payloads, weights, out) that writes the aggregate to out."""
 
 
-def counting(payloads: Sequence[Buffer], weights: Sequence[float]) -> tuple[list[Buffer], list[float]]:
+def with_weight(payloads: Sequence[Buffer], weights: Sequence[float]) -> tuple[list[Buffer], list[float]]:
     """Return the payloads with a positive weight, and these weights."""
     found = [(payload, weight) for payload, weight in zip(payloads, weights, strict=True) if weight > 0]
     return [payload for payload, _ in found], [weight for _, weight in found]
@@ -33,7 +33,7 @@ def mean(codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out
 
     Writes zeros if there is none. DiLoCo, arXiv 2311.08105.
     """
-    payloads, weights = counting(payloads, weights)
+    payloads, weights = with_weight(payloads, weights)
     if payloads:
         codec.mean(payloads, weights, out)
     else:
@@ -48,7 +48,7 @@ def clip(codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out
     fewer than half of the contributors lie and weights are equal. With fewer than three non-zero norms it is `mean`.
     The divisor does not depend on c: otherwise clipped contributors would lend the others their weight.
     """
-    payloads, weights = counting(payloads, weights)
+    payloads, weights = with_weight(payloads, weights)
     norms = [math.sqrt(codec.check(payload, out.size)) for payload in payloads]
     factors = clipping(norms, weights)
     if any(factor < 1.0 for factor in factors):
@@ -58,16 +58,16 @@ def clip(codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out
         mean(codec, payloads, weights, out)
 
 
-def apart(codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
+def directions_and_lengths(codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
     """Average direction and length separately (RDA), weighted by tokens.
 
-    Result: (Σ w‖v‖ / Σ w) · unit(Σ w unit(v)). The result keeps the length of vectors with different directions, and no
+    Result: (Σ w‖v‖ / Σ w) · unit(Σ w unit(v)). The result is as long as the vectors even if their directions differ, and no
     vector counts more because it is long. A vector is one chunk, since an owner has no more of it. Writes zeros if no
     payload has a weight, if the directions cancel out up to rounding, or if the length overflows.
     """
     vector, total, length = np.empty(out.size, np.float32), 0.0, 0.0
     direction = np.zeros(out.size, np.float64)
-    for payload, weight in zip(*counting(payloads, weights), strict=True):
+    for payload, weight in zip(*with_weight(payloads, weights), strict=True):
         codec.decode(payload, vector)
         norm = math.sqrt(fp32_check(vector.view(np.uint32))[1])
         total, length = total + weight, length + weight * norm

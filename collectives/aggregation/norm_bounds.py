@@ -1,7 +1,7 @@
 """Bounds of the norm of a result by the norms of the contributions, for each rule.
 
-Contributors announce the norm of each chunk before they send it, and the owner of a chunk compares. So every peer can
-refuse a result that is too long to be right, without the contributions. The bounds hold for any contributions. Those of
+Contributors announce the norm of each chunk before they send it, and the owner of a chunk compares. So every peer can refuse
+a result whose norm is impossible, without the contributions. The bounds hold for any contributions. Those of
 `mean`, `rda` and `geometric-median` grow with the longest contribution. The others are some honest norms while at most
 `max_liars` contributions (`clip`, `flag`: fewer than half) have arbitrary norms.
 """

@@ -4,8 +4,8 @@ A rule has two passes: the first adds up the Gram matrix of all pieces, and the 
 second computes the result of each piece. Rules of single coordinates have only the second pass.
 
 A vector is what the caller has: a chunk of a butterfly at its owner, a section of a sparse payload. So norms, distances
-and choices are those of this part, not of the whole contribution as in the papers: an owner sees no more than its
-chunks, and can check no announced norm of others. The bounds hold for each part, and so for the whole.
+and choices are those of this part, not of the whole contribution as in the papers: an owner sees its own chunks only, and
+cannot check the announced norms of other chunks. The bounds hold for each part, and so for the whole.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 from thinwire.collectives.aggregation.coordinate_rules import Rows
-from thinwire.collectives.aggregation.means import Rule, apart, clip, counting, mean
+from thinwire.collectives.aggregation.means import Rule, clip, directions_and_lengths, mean, with_weight
 from thinwire.collectives.aggregation.robust import aggregate
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.parameter_chunks import Chunks, Section
@@ -23,7 +23,7 @@ from thinwire.swarm.choices import Aggregation
 PIECE = 1 << 18
 """Largest number of elements of a decoded piece of sparse payloads, unless one row of blocks has more."""
 
-RULES: Mapping[Aggregation, Rule] = {"mean": mean, "clip": clip, "rda": apart}
+RULES: Mapping[Aggregation, Rule] = {"mean": mean, "clip": clip, "rda": directions_and_lengths}
 """Rules without parameters for encoded dense payloads, by their names in a manifest."""
 
 
@@ -44,7 +44,7 @@ def sparse_rule(spec: AggregationSpec) -> Average:
 def _decoded(
     spec: AggregationSpec, codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats
 ) -> None:
-    payloads, weights = counting(payloads, weights)
+    payloads, weights = with_weight(payloads, weights)
     rows = np.empty((len(payloads), out.size), np.float32)
     for payload, row in zip(payloads, rows, strict=True):
         codec.decode(payload, row)

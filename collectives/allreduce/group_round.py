@@ -43,7 +43,7 @@ class LocalPart:
 
 
 def group_round(
-    place: PeerContext,
+    context: PeerContext,
     group: Group,
     key: tuple[int, int],
     plan: Plan,
@@ -60,7 +60,7 @@ def group_round(
     """
     round, fragment = key
     seed = blake3.blake3(
-        b"".join((place.run_id, round.to_bytes(8, "big"), fragment.to_bytes(8, "big"), *group))
+        b"".join((context.run_id, round.to_bytes(8, "big"), fragment.to_bytes(8, "big"), *group))
     ).digest()
     terms = RoundTerms(
         round,
@@ -77,15 +77,15 @@ def group_round(
     )
 
     def verify(peer: PeerId, message: Message, signature: bytes) -> bool:
-        public = place.identity.public_key if peer == place.me else place.key_of(peer)
-        return public is not None and verify_message(message, signature, public, place.run_id)
+        public = context.identity.public_key if peer == context.me else context.key_of(peer)
+        return public is not None and verify_message(message, signature, public, context.run_id)
 
     agreement = Agreement(
-        place.me,
+        context.me,
         terms,
-        sign=lambda message: sign_message(message, b"", place.identity, place.run_id),
+        sign=lambda message: sign_message(message, b"", context.identity, context.run_id),
         verify=verify,
-        live=place.live,
+        live=context.live,
         voter=voter,
     )
     data_plane = Butterfly(
@@ -94,22 +94,22 @@ def group_round(
         grid=share.grid,
         rule=mean,
         seed=seed,
-        send_queue=place.send_queue,
-        now=place.now,
+        send_queue=context.send_queue,
+        now=context.now,
         usual={},
         phase=phase,
         reducer=share.elements,
-        aside=place.aside,
+        aside=context.aside,
         stirred=lambda: made.pump(),
     )
     made = Round(
         agreement,
         data_plane,
-        send_queue=place.send_queue,
-        now=place.now,
+        send_queue=context.send_queue,
+        now=context.now,
         attempt=attempt,
         phase=phase,
-        link=place.link,
+        link=context.link,
     )
     return made
 

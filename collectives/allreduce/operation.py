@@ -2,8 +2,8 @@
 
 Peers call an operation by a name and a number. The first caller has no group yet, so there are two phases. First the
 callers find each other and settle on a group: see `rendezvous`. Then the operation is a round like any other with that
-group as its members: see `group_round`. Later callers get the result without being
-members. A peer's call fails unless more callers agree with it than want something else.
+group as its members: see `group_round`. Later callers get the result without being members. A call fails unless more callers
+have the same plan than have a different one.
 
 Two groups can be named at once, if a leader dies at that moment, if links are missing, or if one member waits less long
 than the others. A peer that has not voted changes to the larger group, or to a group that more than half of the other peers
@@ -60,7 +60,7 @@ class Operation:
 
     def __init__(
         self,
-        place: PeerContext,
+        context: PeerContext,
         name: str,
         number: int,
         plan: Plan,
@@ -76,13 +76,13 @@ class Operation:
         self.ended_at, self.lowered = 0.0, 0
         self.group: tuple[PeerId, ...] = ()
         self.current: Round | None = None
-        self._place, self._share, self._fresh = place, share, fresh
+        self._context, self._share, self._fresh = context, share, fresh
         self._grace, self._patience = grace, patience
-        self._callers = Rendezvous(place, plan, grace=grace, patience=patience)
+        self._callers = Rendezvous(context, plan, grace=grace, patience=patience)
         self._pending_frames = PendingFrames(4 * MAX_GROUP, 16)
         self._call_sent_at: dict[PeerId, float] = {}  # peers that received our call for this number, and when
-        self._located: dict[PeerId, int] = {}  # the other number that each peer called when we located it
-        self._started = self._called_at = place.now()
+        self._located: dict[PeerId, int] = {}  # number that each peer called when `locate` last answered it
+        self._started = self._called_at = context.now()
         self._attempt, self._voter, self._voted = attempt, True, False
         self._withdrew: set[PeerId] = set()  # peers that withdrew from a group with us
         self._waiting: asyncio.Task[Outcome] | None = None
@@ -110,20 +110,20 @@ class Operation:
 
     def call(self) -> None:
         """Send our call to all present peers."""
-        self._call_sent_at, self._located, self._called_at = {}, {}, self._place.now()
-        for peer in sorted({*self._place.here(), *self._place.live} - {self._place.me}):
+        self._call_sent_at, self._located, self._called_at = {}, {}, self._context.now()
+        for peer in sorted({*self._context.here(), *self._context.live} - {self._context.me}):
             self.answer(peer)
 
     def answer(self, peer: PeerId) -> None:
         """Send our call to one peer."""
-        self._place.send_queue.control(peer, self._call())
+        self._context.send_queue.control(peer, self._call())
 
     def locate(self, peer: PeerId, number: int) -> None:
-        """Tell a peer that calls another number where we are, once per number."""
+        """Send our number and our call to a peer that calls another number, once for each of its numbers."""
         if peer not in self.callers and self._located.get(peer) != number:
             self._located[peer] = number
-            self._call_sent_at[peer] = self._place.now()
-            self._place.send_queue.control(peer, NextNumber(self.name, self.number, False))
+            self._call_sent_at[peer] = self._context.now()
+            self._context.send_queue.control(peer, NextNumber(self.name, self.number, False))
             self.answer(peer)
 
     def renumber(self, number: int, attempt: int) -> None:
@@ -145,11 +145,11 @@ class Operation:
         """Withdraw the call: the caller no longer waits."""
         self._give_up("the operation was cancelled")
 
-    # --- what comes in
+    # --- events
 
     def on_call(self, peer: PeerId, call: Call) -> None:
         """Handle another peer's call of this operation."""
-        begun, now = self.current is not None, self._place.now()
+        begun, now = self.current is not None, self._context.now()
         if begun and not call.group:
             self.answer(peer)  # it is late
         if self.ended.done():
@@ -164,7 +164,7 @@ class Operation:
         """Handle a peer's withdrawal.
 
         If it is in our group but not in its round yet, it will not take part. As long as nothing was promised, we then
-        look for another group; once per peer, or one peer could prevent every result.
+        look for another group, but only once for each peer: otherwise one peer could prevent every result.
         """
         current = self.current
         if current is None:
@@ -179,7 +179,7 @@ class Operation:
         ):
             self._withdrew.add(peer)
             self._callers.withdraw(peer)
-            self._callers.again()
+            self._callers.start_over()
             current.data_plane.halt()
             self._attempt, self.current, self.group = current.attempt, None, ()
             if self._waiting is not None:
@@ -200,7 +200,7 @@ class Operation:
         elif frame.signature:
             self._pending_frames.put(peer, frame)
 
-    def reach(self, peer: PeerId) -> None:
+    def on_link_up(self, peer: PeerId) -> None:
         """Handle a new link to `peer`."""
         if not self.ended.done():
             self.answer(peer)
@@ -220,7 +220,7 @@ class Operation:
 
     def tick(self) -> None:
         """Let time pass."""
-        now = self._place.now()
+        now = self._context.now()
         if self.current is not None:
             self.current.tick()
             wait = GIVE_UP if self.current.agreement.able else UNABLE
@@ -259,13 +259,13 @@ class Operation:
             )
 
     def _join(self, group: tuple[PeerId, ...]) -> None:
-        place, (round, fragment) = self._place, self.key
-        again = self.current is not None or place.me not in group or not self._voter
+        context, (round, fragment) = self._context, self.key
+        again = self.current is not None or context.me not in group or not self._voter
         if self.current is not None:
             self.current.data_plane.halt()  # it must not vote any more
-        self.group, self._started, self._voted = group, place.now(), False
+        self.group, self._started, self._voted = group, context.now(), False
         current = group_round(
-            place,
+            context,
             group,
             self.key,
             self.plan,
@@ -287,8 +287,8 @@ class Operation:
         )
         self._attempt = current.attempt
         if again:
-            for peer in sorted(place.live):
-                place.send_queue.control(peer, Ask(round, fragment))
+            for peer in sorted(context.live):
+                context.send_queue.control(peer, Ask(round, fragment))
         for peer, frame in self._pending_frames.take():
             message = frame.message
             if not (
@@ -322,27 +322,27 @@ class Operation:
         self._join(other)
 
     def _absent(self, outcome: Outcome) -> dict[PeerId, str]:
-        place, reasons = self._place, dict(outcome.missing)
-        others = {*self.group, *place.here(), *reasons, *self._callers.differing}.difference(outcome.contributors)
+        context, reasons = self._context, dict(outcome.missing)
+        others = {*self.group, *context.here(), *reasons, *self._callers.differing}.difference(outcome.contributors)
         return {peer: self._reason(peer, reasons.get(peer, "")) for peer in sorted(others)}
 
     def _reason(self, peer: PeerId, reason: str) -> str:
         if peer in self._callers.differing:
             return self._callers.differing[peer]
         call = self._callers.calls.get(peer)
-        if call is not None and call.group and self._place.me in set(self.group) - set(call.group):
+        if call is not None and call.group and self._context.me in set(self.group) - set(call.group):
             return "began without us"
-        return reason or ("gone" if peer in self._place.gone else "late" if call is not None else "has not called")
+        return reason or ("gone" if peer in self._context.gone else "late" if call is not None else "has not called")
 
     def _give_up(self, failure: str, hint: str = "") -> None:
-        """Fail, and try to make sure that no peer counts on us any more."""
+        """Fail, and inform the other peers that we take no part."""
         if not self.ended.done() and self.current is None:
-            for peer in sorted(self._place.live):
-                self._place.send_queue.control(peer, NextNumber(self.name, self.number + 1, True))
+            for peer in sorted(self._context.live):
+                self._context.send_queue.control(peer, NextNumber(self.name, self.number + 1, True))
         self._fail(failure, hint)
 
-    def broke(self, error: Exception) -> None:
-        """Fail because of a local error, which must not end anything else."""
+    def on_error(self, error: Exception) -> None:
+        """Fail because of a local error, which must not end other operations or the peer."""
         LOGGER.error("average %r number %d", self.name, self.number, exc_info=error)
         self._fail(f"internal error: {type(error).__name__}: {error}", "please report this error with the log file")
 
@@ -356,4 +356,4 @@ class Operation:
     def _end(self, ended: OperationResult) -> None:
         if not self.ended.done():
             self.ended.set_result(ended)
-            self.ended_at = self._place.now()
+            self.ended_at = self._context.now()

@@ -2,7 +2,7 @@
 
 Each peer sends its wish (`Call`) to all others. When all present peers have called, or `grace` is over, the first
 caller by rendezvous ranking names the group (`Call.group`). A peer accepts a group that it would have named itself, or
-that more than half of the others name: see `group_choice`. Peers with a different plan are left out.
+that more than half of the others name: see `group_acceptance`. Peers with a different plan are left out.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class PeerContext:
     """Context that an operation needs from its peer.
 
     `live`: peers with a link. `gone`: peers whose process is known to be dead. `here`: peers in the membership's view,
-    and us. `life`: a number that grows with every restart of this peer. `link`: known rates of our link from training
-    rounds, bytes/s up and down (0: unknown). `aside`: computes large results.
+    and us. `first_attempt`: number of the announcement before the first one of this process, above those of earlier processes.
+    `link`: known rates of our link from training rounds, bytes/s up and down (0: unknown). `aside`: computes large results.
     """
 
     identity: Identity
@@ -37,7 +37,7 @@ class PeerContext:
     gone: Collection[PeerId]
     here: Callable[[], Collection[PeerId]]
     key_of: Callable[[PeerId], bytes | None]
-    life: int
+    first_attempt: int
     link: Callable[[], tuple[int, int]] = lambda: (0, 0)
     aside: Work = at_once
 
@@ -54,32 +54,32 @@ class Rendezvous:
     the group if the one whose turn it is has not.
     """
 
-    def __init__(self, place: PeerContext, plan: Plan, *, grace: float, patience: float) -> None:
+    def __init__(self, context: PeerContext, plan: Plan, *, grace: float, patience: float) -> None:
         self.calls: dict[PeerId, Call] = {}
         """Last call of each other peer with the same plan."""
         self.differing: dict[PeerId, str] = {}
         """Peers with a different plan, and the difference."""
-        self._place, self._plan, self._grace, self._patience = place, plan, grace, patience
+        self._context, self._plan, self._grace, self._patience = context, plan, grace, patience
         self._withdrawn: set[PeerId] = set()  # peers that called, withdrew, and have not called again
-        # peers whose proposal alone was accepted: one group each, to guarantee an end
-        self._heeded: set[PeerId] = set()
-        self._began = place.now()
+        self._accepted_from: set[PeerId] = set()
+        """Peers whose group was accepted without a majority: only one group of each, so that the choice ends."""
+        self._began = context.now()
         self._complete: float | None = None
 
     @property
     def waited(self) -> float:
         """Seconds since our call."""
-        return self._place.now() - self._began
+        return self._context.now() - self._began
 
     @property
     def all(self) -> set[PeerId]:
         """Callers that are not in a group without us, and us."""
-        me = self._place.me
+        me = self._context.me
         return {me} | {peer for peer, call in self.calls.items() if not call.group or me in call.group}
 
     @property
     def outvoted(self) -> str:
-        """The difference, if at least as many peers want something else as want the same; else ""."""
+        """The difference, if at least as many peers have a different plan as have the same; else ""."""
         many = len(self.differing) >= 1 + len(self.calls) + len(self._awaited())
         return next(iter(self.differing.values())) if many else ""
 
@@ -107,9 +107,9 @@ class Rendezvous:
             self._withdrawn.add(peer)
         self.forget(peer)
 
-    def again(self) -> None:
-        """Start over: no peer is in a group, as far as we know."""
-        self._heeded.clear()
+    def start_over(self) -> None:
+        """Choose a group again: no peer is in one, as far as we know."""
+        self._accepted_from.clear()
         self._complete = None
 
     def clear(self) -> None:
@@ -123,23 +123,23 @@ class Rendezvous:
 
         `group`: the present group, which may stay; `begun`: whether its round has begun.
         """
-        place = self._place
-        here, late = set(place.here()), self._late
-        others = (set(self.calls) if late and not begun else here | set(self.calls)) - set(place.gone) - {place.me}
+        context = self._context
+        here, late = set(context.here()), self._late
+        others = (set(self.calls) if late and not begun else here | set(self.calls)) - set(context.gone) - {context.me}
         named = {peer: call.group for peer, call in self.calls.items() if len(call.group) >= self._plan.least}
         most = confirmed(named, others)
         if most is not None:
             return most
         counts = Counter(other for peer, other in named.items() if peer in other)
         for peer, other in named.items():
-            if peer not in other or peer in self._heeded or not greater(other, group):
+            if peer not in other or peer in self._accepted_from or not greater(other, group):
                 continue
             if not self._withdrawn.isdisjoint(other):
                 continue
             # One proposer does not end our waiting for present peers; two do.
             awaited = self.all | (self._awaited() if counts[other] < 2 else set())
-            if fits(other, place.me, {place.me, *self.calls}, here, awaited):
-                self._heeded.add(peer)
+            if fits(other, context.me, {context.me, *self.calls}, here, awaited):
+                self._accepted_from.add(peer)
                 return other
         return None
 
@@ -148,7 +148,7 @@ class Rendezvous:
 
         `key`: round and fragment.
         """
-        place, now, callers = self._place, self._place.now(), self.all
+        context, now, callers = self._context, self._context.now(), self.all
         few = len(callers) < self._plan.least
         if not self._late and (self._awaited() or few):
             self._complete = None
@@ -157,7 +157,7 @@ class Rendezvous:
             return ()
         if self._complete is None:
             self._complete = now
-        turn = leader_order(place.run_id, callers, *key).index(place.me)
+        turn = leader_order(context.run_id, callers, *key).index(context.me)
         return tuple(sorted(callers)[:MAX_GROUP]) if now >= self._complete + turn * self._patience else None
 
     def other(self, group: Group) -> Group | None:
@@ -167,9 +167,9 @@ class Rendezvous:
 
     @property
     def _late(self) -> bool:
-        return self._place.now() >= self._began + self._grace
+        return self._context.now() >= self._began + self._grace
 
     def _awaited(self) -> set[PeerId]:
         """Return present peers that have not called and that we wait for."""
-        known = {self._place.me, *self.calls, *self.differing, *self._place.gone}
-        return set() if self._late else set(self._place.here()) - known
+        known = {self._context.me, *self.calls, *self.differing, *self._context.gone}
+        return set() if self._late else set(self._context.here()) - known

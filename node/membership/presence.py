@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
-from thinwire.collectives.allreduce.service import is_ours
+from thinwire.collectives.allreduce.service import belongs_to_operation
 from thinwire.collectives.blocking_work import RationedWork, Work, at_once
 from thinwire.collectives.state_offers import ChainMemory
 from thinwire.collectives.timing import TICK
@@ -73,7 +73,7 @@ def family_of(message: Message) -> Family:
         return Family.STAGES
     if type(message) in RECOVERY:
         return Family.RECOVERY
-    return Family.OPERATIONS if is_ours(message) else Family.ROUNDS
+    return Family.OPERATIONS if belongs_to_operation(message) else Family.ROUNDS
 
 
 class Handler(Protocol):

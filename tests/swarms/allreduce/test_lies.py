@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from kit.averages import Group, fail, plan_, play, together
 from thinwire.collectives.allreduce.element_arithmetic import EXACT
-from thinwire.collectives.allreduce.service import LAST
+from thinwire.collectives.allreduce.service import MAX_NUMBER
 from thinwire.collectives.allreduce.signature import plan_of
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.messages.registry import Call, NextNumber
@@ -208,7 +208,7 @@ def test_lie_about_last_number_leaves_name_usable():
         call = asyncio.ensure_future(group[0].average(one, grace=4.0))
         for _ in range(8):
             await asyncio.sleep(0.5)
-            group[2].presence.send_queue.control(group[0].id, NextNumber("", LAST - 1, False))
+            group[2].presence.send_queue.control(group[0].id, NextNumber("", MAX_NUMBER - 1, False))
         await call
         group[2].kill()
         await asyncio.sleep(20)

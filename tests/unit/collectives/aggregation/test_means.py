@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.collectives.aggregation.means import apart, clip, mean
+from thinwire.collectives.aggregation.means import clip, directions_and_lengths, mean
 from thinwire.collectives.aggregation.screening import MEMORY, NORM_LIMIT, lower_median, outliers
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.dense.blockint import Int8
@@ -108,7 +108,7 @@ def test_rda_averages_direction_and_length_separately(codec: Codec) -> None:
         sent.append(np.empty(N, np.float32))
         codec.decode(encode(codec, vector), sent[-1])
     out = np.full(N, np.nan, np.float32)
-    apart(codec, [encode(codec, vector) for vector in vectors], weights, out)
+    directions_and_lengths(codec, [encode(codec, vector) for vector in vectors], weights, out)
     norms = [float(np.linalg.norm(one.astype(np.float64))) for one in sent]
     direction = sum(w * one.astype(np.float64) / n for w, one, n in zip(weights, sent, norms, strict=True))
     length = np.dot(weights, norms) / 6.0
@@ -121,24 +121,24 @@ def test_rda_averages_direction_and_length_separately(codec: Codec) -> None:
 
 def test_rda_of_equal_vectors_is_that_vector() -> None:
     codec, vector, out = Fp32(), draw(4), np.empty(N, np.float32)
-    apart(codec, [encode(codec, vector)] * 3, [1.0, 2.0, 5.0], out)
+    directions_and_lengths(codec, [encode(codec, vector)] * 3, [1.0, 2.0, 5.0], out)
     np.testing.assert_allclose(out, vector.astype(np.float32), rtol=1e-6)
 
 
 def test_rda_handles_zero_vectors_and_zero_weights() -> None:
     codec, vector, out = Fp32(), encode(Fp32(), draw(4)), np.full(N, np.nan, np.float32)
-    apart(codec, [vector, encode(codec, -draw(4))], [1.0, 1.0], out)
+    directions_and_lengths(codec, [vector, encode(codec, -draw(4))], [1.0, 1.0], out)
     assert not out.any()
     for other in (-3.0, -0.7):
-        apart(codec, [vector, encode(codec, other * draw(4))], [1.0, 1.0], out)
+        directions_and_lengths(codec, [vector, encode(codec, other * draw(4))], [1.0, 1.0], out)
         assert not out.any(), "what rounding leaves is no direction"
-    apart(codec, [encode(codec, np.full(N, 3e38, np.float32)), vector], [1.0, 1.0], out)
+    directions_and_lengths(codec, [encode(codec, np.full(N, 3e38, np.float32)), vector], [1.0, 1.0], out)
     assert not out.any(), "nor is there a length beyond all numbers"
-    apart(codec, [vector, encode(codec, np.zeros(N))], [1.0, 1.0], out)
+    directions_and_lengths(codec, [vector, encode(codec, np.zeros(N))], [1.0, 1.0], out)
     np.testing.assert_allclose(out, 0.5 * draw(4), rtol=1e-5)
-    apart(codec, [vector, encode(codec, draw(5))], [1.0, 0.0], out)
+    directions_and_lengths(codec, [vector, encode(codec, draw(5))], [1.0, 0.0], out)
     np.testing.assert_allclose(out, draw(4), rtol=1e-5)
-    apart(codec, [vector], [0.0], out)
+    directions_and_lengths(codec, [vector], [0.0], out)
     assert not out.any()
 
 
