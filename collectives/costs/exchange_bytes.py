@@ -37,7 +37,7 @@ def gather_bytes(parameters: float, bits: float, peers: int) -> float:
     return (peers - 1) * parameters * bits / 8
 
 
-def sieve_bytes(parameters: float, bits: float, wide: float, peers: int) -> float:
+def sparse_butterfly_bytes(parameters: float, bits: float, wide: float, peers: int) -> float:
     """Return the bytes of a sparse butterfly.
 
     Owners receive `bits` per parameter from every peer and send `wide` bits per parameter of the sum to every peer.

@@ -1,7 +1,7 @@
 """Training methods as a plan compares them: traffic and time of an exchange, utilisation of the peers.
 
 "diloco" and "noloco" come from `round_time` and `gossip_time`, exact to the message for this version. The others are
-estimates: bytes over the slowest link involved, latencies, and the lanes of `utilisation` if computing hides the
+estimates: bytes over the slowest link involved, latencies, and the simulation of `utilisation` if computing hides the
 exchange.
 """
 
@@ -12,7 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from thinwire.collectives.costs.cost_question import Question
-from thinwire.collectives.costs.exchange_bytes import SPARSE_BITS, butterfly_bytes, gather_bytes, sieve_bytes
+from thinwire.collectives.costs.exchange_bytes import (
+    SPARSE_BITS,
+    butterfly_bytes,
+    gather_bytes,
+    sparse_butterfly_bytes,
+)
 from thinwire.collectives.costs.gossip_time import pair_time, usual_bytes
 from thinwire.collectives.costs.round_time import PlannedPeer, RoundTime, round_time
 from thinwire.collectives.costs.utilisation import FRAGMENT, Schedule, Workload, utilisation
@@ -151,8 +156,8 @@ def _steps(question: Question) -> tuple[float, float]:
     return total / question.peers, max(machine.step for machine in question.machines)
 
 
-def _lanes(question: Question, schedule: Schedule, seconds: float) -> float:
-    """Return the utilisation if a full exchange needs `seconds` of the network."""
+def _overlapped(question: Question, schedule: Schedule, seconds: float) -> float:
+    """Return the utilisation if a full exchange needs `seconds` of the network while computing continues."""
     mean, slowest = _steps(question)
     work = Workload(question.parameters, question.layers, slowest)
     transfer = np.array([seconds / question.layers])
@@ -174,7 +179,7 @@ def _data_parallel(question: Question) -> MethodCosts:
         moved,
         seconds + HOPS * question.latency,
         4.0 * question.parameters,
-        lambda every: _lanes(question, Schedule(), seconds),
+        lambda every: _overlapped(question, Schedule(), seconds),
     )
 
 
@@ -205,7 +210,7 @@ def _streaming(question: Question, overlap: int) -> MethodCosts:
         moved,
         seconds + HOPS * question.latency,
         8.0 * question.parameters + 3 * question.parameters * bits(question) / 8 / fragments,
-        lambda every: _lanes(question, Schedule(every, True, overlap), seconds),
+        lambda every: _overlapped(question, Schedule(every, True, overlap), seconds),
         here=True,
     )
 
@@ -237,12 +242,13 @@ def _kept_bits(question: Question) -> float:
 
 def _sparse_bytes(parameters: float, peers: int, bits: float) -> tuple[float, bool]:
     """Return the bytes of a sparse exchange, and whether it is an all-gather, cheap for few peers only."""
-    gather, owners = gather_bytes(parameters, bits, peers), sieve_bytes(parameters, bits, SPARSE_BITS[SUMMED], peers)
+    gather = gather_bytes(parameters, bits, peers)
+    owners = sparse_butterfly_bytes(parameters, bits, SPARSE_BITS[SUMMED], peers)
     return (gather, True) if gather <= owners else (owners, False)
 
 
 def _sparse(question: Question) -> MethodCosts:
-    """Return the sparse method. Peers whose uplinks have spare capacity relay payloads (see `handing`)."""
+    """Return the sparse method. Peers whose uplinks have spare capacity relay payloads (see `relay_plan`)."""
     peers, payload = question.peers, question.parameters * _kept_bits(question) / 8
     moved, gather = _sparse_bytes(question.parameters, peers, _kept_bits(question))
     seconds = moved / _slowest(question)

@@ -1,11 +1,11 @@
-"""Compute utilisation of a peer: an exact simulation of a computing lane and a sending lane.
+"""Compute utilisation of a peer: a simulation of processor and network, each with one task at a time.
 
 This is the compute-utilisation model of Streaming DiLoCo (arXiv:2501.18512, section on bandwidth): a step of S seconds
 over L equal layers is S/3 forward, S/3 backward for activations (the first layer needs none) and S/3 backward for
 weights. A layer that is exchanged occupies the network, first come, first served, from the moment its weight gradients
 exist; its forward pass of the next step, or of τ steps later, waits for the result. The model reproduces the published
 tables with one fitted constant (the bits of a parameter on the wire, 13.3, or 3.3 for fp4), because the papers state
-neither bits nor horizon; tests/sims has the score.
+neither bits nor horizon; tests/simulator/planner/test_utilisation.py compares the two.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-GRID = np.logspace(-1, 3, 50)
-"""Bandwidths of the published tables, in Gbit/s."""
 
 FRAGMENT = 3
 """Layers per fragment of a streaming run (as published)."""
@@ -67,8 +64,8 @@ def utilisation(
 ) -> NDArray[np.float64]:
     """Return the fraction of time spent computing in steady state, for each of several network speeds.
 
-    transfer: seconds that one layer occupies the network lane, one value per speed. latency: additional seconds until
-    it arrives.
+    transfer: seconds for which one layer occupies the network, one value per speed. latency: additional seconds until it
+    arrives.
     """
     sends, layers = schedule.sends(work.layers), work.layers
     moments = sorted(sends)
@@ -113,11 +110,6 @@ def _next(moments: Sequence[int], step: int, every: int) -> int:
     at = bisect_left(moments, step % every)
     start = step - step % every
     return start + moments[at] if at < len(moments) else start + every + moments[0]
-
-
-def over(work: Workload, schedule: Schedule, bits: float, gbits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the utilisation over bandwidths in Gbit/s if a parameter takes `bits` bits on the wire."""
-    return utilisation(work, schedule, work.parameters / work.layers * bits / (gbits * 1e9))
 
 
 def needed(found: NDArray[np.float64], gbits: NDArray[np.float64], targets: Sequence[float]) -> list[float | None]:

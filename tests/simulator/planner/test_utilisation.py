@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
-from thinwire.collectives.costs.utilisation import GRID, Schedule, Workload, needed, over, utilisation
+from thinwire.collectives.costs.utilisation import Schedule, Workload, needed, utilisation
+
+GRID = np.logspace(-1, 3, 50)
+"""Bandwidths of the published tables, in Gbit/s."""
 
 TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 BITS, FP4 = 13.3, 3.3
@@ -44,6 +47,11 @@ SCALING = {
     100: (2.0, 7.5, 16.0, 33.9, 126.5),
     300: (0.7, 3.0, 6.2, 13.3, 59.6),
 }
+
+
+def over(work, schedule, bits, gbits):
+    """Return the utilisation over bandwidths in Gbit/s if a parameter takes `bits` bits on the wire."""
+    return utilisation(work, schedule, work.parameters / work.layers * bits / (gbits * 1e9))
 
 
 def place(gbits):
