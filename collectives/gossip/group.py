@@ -25,7 +25,7 @@ class GossipGroup:
 
     Created when the round begins; `post` sends the slow weights, `choose` names the other members, `announce` is called
     when the inner steps are done. Pass it frames of its round (`on_frame`), time (`tick`) and link changes
-    (`on_link_down`, `reach`). `size`: most members. `attempt`: number of the last announcement. Stores at most one
+    (`on_link_down`, `on_link_up`). `size`: most members. `attempt`: number of the last announcement. Stores at most one
     contribution per member. `base`: our encoded slow weights, where they are exchanged.
     """
 
@@ -53,7 +53,7 @@ class GossipGroup:
         chosen = [*stay, *(peer for peer in drawn if peer not in stay)][: self._others]
         for peer, pair in self.pairs.items():
             if peer not in chosen:
-                pair.part()
+                pair.withdraw_data()
         self.pairs = {peer: self.pairs.get(peer) or self._pair(peer) for peer in sorted(chosen)}
         return True
 
@@ -117,10 +117,10 @@ class GossipGroup:
         """Continue without a departed peer; before we are ready the next `choose` may name another."""
         pair = self.pairs.get(peer)
         if pair is not None and self.ours is None:
-            pair.part()
+            pair.withdraw_data()
             del self.pairs[peer]
         elif pair is not None:
-            pair.fail(reason, tell=False)
+            pair.fail(reason, notify=False)
 
     def release(self) -> None:
         """Free data of the members after the results were used."""
@@ -181,10 +181,10 @@ class GossipGroup:
         if peer in self.pairs:
             self.pairs[peer].on_link_down()
 
-    def reach(self, peer: PeerId) -> None:
+    def on_link_up(self, peer: PeerId) -> None:
         """Handle a new link to a peer."""
         if peer in self.pairs:
-            self.pairs[peer].reach()
+            self.pairs[peer].on_link_up()
 
     def tick(self) -> None:
         """Let time pass: give up members that are silent, stalled or late, or much slower than the others."""

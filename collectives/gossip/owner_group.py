@@ -45,12 +45,14 @@ class OwnerGroup(GossipGroup):
         self._me, self._drawn_terms = me, replace(terms, mismatch="other group or plan")
         self._owner_pairs: dict[PeerId, OwnerPair] = {}
         self._drawn: tuple[PeerId, ...] | None = None
+        """Other members that were drawn last; None before the first draw."""
         self._owners: dict[int, PeerId] = {}
-        """Members that were drawn, None before; and the owner of each chunk that has one, by its number."""
+        """Owner of each chunk that has one, by the number of the chunk."""
         self._source: Sequence[Buffer] = ()
         self._pending: dict[int, None] = {}
+        """Numbers of our own chunks without a mean yet, in order."""
         self._means: dict[int, Buffer] = {}
-        """Numbers of our chunks without a mean yet, in order, and the means of the others."""
+        """Means of our other own chunks, by number."""
 
     def choose(self, drawn: tuple[PeerId, ...], here: Container[PeerId]) -> bool:
         """Set the other members, as drawn; again when views have changed. Return False if they stay the same."""
@@ -58,7 +60,7 @@ class OwnerGroup(GossipGroup):
             return False
         self._drawn = drawn
         for pair in self.pairs.values():
-            pair.part()
+            pair.withdraw_data()
         terms, members = self._drawn_terms, tuple(sorted((*drawn, self._me)))
         self._terms = replace(terms, plan=blake3.blake3(terms.plan + b"".join(members)).digest())
         count, mixed = len(terms.grid), terms.mixed

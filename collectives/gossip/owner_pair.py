@@ -1,10 +1,10 @@
 """One side of a pair in a group whose chunks have owners: contributions go to owners, means come back.
 
-A member requests of each other one only the chunks that it owns, and those without an owner. As soon as a chunk of all
-members is here its owner sends the mean to each (`send_mean`). So a member sends and receives 2·(n − 1)/n payloads instead of
-n − 1, where all chunks have owners. Messages are those of a pair
-(`pair`); a mean is a Chunk with a number above those of the two vectors, and has the attempt of the contribution that is
-part of it. It needs no hash: the stream authenticates the owner, and no other member can check a mean.
+A member requests from each other member only the chunks that it owns itself, and those without an owner. As soon as the owner
+has a chunk of all members, it sends the mean to each (`send_mean`). So a member sends and receives 2·(n − 1)/n payloads instead
+of n − 1, where all chunks have owners. Messages are those of a pair (`pair`); a mean is a Chunk with a number above those of
+the two vectors, and has the attempt of the contribution that is part of it. It needs no hash: the stream authenticates the
+owner, and no other member can check a mean.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class OwnerPair(Pair):
         self._arrived, self._reduced = arrived, reduced
 
     def contribution(self, number: int) -> Buffer | None:
-        """Return a chunk of the partner by its number; None if it is not here, or not to be used."""
+        """Return a chunk of the partner by its number; None if it has not arrived, or the pair has failed."""
         count = len(self._grid)
         receiver = self._step if number < count else self._base
         return receiver.chunk(number % count) if receiver is not None else None
@@ -70,22 +70,22 @@ class OwnerPair(Pair):
         """Return the mean of a chunk that the partner owns; None if there is none."""
         return self._means.get(number)
 
-    def fail(self, reason: str, *, tell: bool = True) -> None:
+    def fail(self, reason: str, *, notify: bool = True) -> None:
         """Continue without the partner, and without its means."""
         if self.result is None:
             self._means.clear()
             self._sent_means.clear()
-        super().fail(reason, tell=tell)
+        super().fail(reason, notify=notify)
 
     def release(self) -> None:
         """Free the partner's data after the result was used."""
         super().release()
         self._means.clear()
 
-    def reach(self) -> None:
+    def on_link_up(self) -> None:
         """Handle a new link: means may have been lost with the old one."""
         broken = not self._patience.linked
-        super().reach()
+        super().on_link_up()
         for frame in self._sent_means.values() if broken else ():
             self._send_queue.bulk(self.partner, frame)
 

@@ -84,7 +84,7 @@ class Pair:
 
     Created when the partner is known; `post` sends the slow weights, `announce` is called when the inner steps are
     done. Pass it the partner's frames of the round (`on_frame`), time (`tick`) and link changes (`on_link_down`,
-    `reach`). `settled` is called once at the end. Stores at most one contribution of the partner, and after the end the
+    `on_link_up`). `settled` is called once at the end. Stores at most one contribution of the partner, and after the end the
     data that it still has to serve. `wanted`: numbers of the chunks that we need of the partner, by default all.
     """
 
@@ -108,11 +108,15 @@ class Pair:
         self._send_queue, self._now = terms.send_queue, terms.now
         self._patience = PartnerPatience(terms.now, terms.patience)
         self._posted: ChunkSender | None = None
+        """Our slow weights."""
         self._announced: ChunkSender | None = None
+        """Our chunks that are announced when our inner steps are done."""
         self._base: ChunkReceiver | None = None
+        """The partner's slow weights."""
         self._step: ChunkReceiver | None = None
-        """Slow weights, and chunks announced when the steps are done: ours, then the partner's."""
+        """The partner's chunks that it announced when its inner steps were done."""
         self._echoed: Base | None = None
+        """The repeated Base of the partner that we answered last with ours, and the number of these answers."""
         self._echoes = 0
         self._refused = ""
         self._settled, self._wanted = settled, wanted
@@ -136,14 +140,14 @@ class Pair:
         self.ours = ready
         self._patience.announce(deadline, answered=self.theirs is not None)
         if self._refused:
-            self.fail(self._refused, tell=False)
+            self.fail(self._refused, notify=False)
         else:
             self._announced = ChunkSender(ready, source, 0, range(len(self._grid)))
             self._announce()
             self._look()
 
-    def part(self) -> None:
-        """Withdraw unsent data for this partner: another partner was drawn."""
+    def withdraw_data(self) -> None:
+        """Withdraw unsent data for this partner: another partner was drawn, or the pair has failed."""
         self._send_queue.drop_chunks(self.partner, self.round, self.fragment)
 
     @property
@@ -156,14 +160,17 @@ class Pair:
         """Reason why the pair failed before we were ready; "" while it may succeed."""
         return self._refused
 
-    def fail(self, reason: str, *, tell: bool = True) -> None:
-        """Continue without the partner; before we are ready, remember the reason until then."""
+    def fail(self, reason: str, *, notify: bool = True) -> None:
+        """Continue without the partner; before we are ready, remember the reason until then.
+
+        notify: send the partner a Decline.
+        """
         if self.result is not None:
             return
         self.theirs = self._step = self._base = self._posted = self._announced = None
-        self.part()
+        self.withdraw_data()
         self._refused = self._refused or reason
-        if tell:
+        if notify:
             self._send_queue.control(self.partner, Decline(self.round, self.fragment, reason))
         if self.ours is not None:
             self._settle(PairResult(self.partner, reason=self._refused))
@@ -192,7 +199,7 @@ class Pair:
             self._take_chunk(message, frame)
         elif isinstance(message, Decline) and (self.ours is not None or self.theirs is not None):
             # An earlier Decline concerns slow weights only; the pair may still succeed without early ones.
-            self.fail(f"declined: {message.reason.removeprefix('declined: ')}"[:64], tell=False)
+            self.fail(f"declined: {message.reason.removeprefix('declined: ')}"[:64], notify=False)
 
     def note_present(self) -> None:
         """Note that the partner is present, though not ready."""
@@ -202,10 +209,10 @@ class Pair:
         """Handle a broken link; it has one patience to come back."""
         for sender in (self._posted, self._announced):
             if sender is not None:
-                sender.forgotten()
+                sender.resend()
         self._patience.note_link(False)
 
-    def reach(self) -> None:
+    def on_link_up(self) -> None:
         """Handle a new link."""
         if self._patience.linked:
             return
@@ -261,7 +268,7 @@ class Pair:
             # Base.
             if self._echoed != base and self._echoes < ECHOES:
                 self._echoed, self._echoes = base, self._echoes + 1
-                self._posted.forgotten()
+                self._posted.resend()
                 self._send_queue.control(self.partner, self._posted.announced)
             return
         if self.theirs is None:

@@ -1,12 +1,12 @@
 """Data that one side of a pair sends: one vector if that suffices, else two, each with its own codec.
 
 A pair needs from each side Δ = θ − φ, the pseudo-gradient with the opposite sign, and the slow weights φ (NoLoCo, arXiv
-2506.10911). With γ = β
-the step is a function of θ alone, so exact codecs send θ. A lossy codec encodes Δ, with error feedback; φ then travels
-at 8 bits, and both sides use the decoded values, so that their moves towards each other cancel. φ is known when a round
-begins and travels while both train; Δ follows. A payload consists of the chunks of Δ, then those of φ, on one grid.
+2506.10911). With γ = β the step is a function of θ alone, so exact codecs send θ. A lossy codec encodes Δ, with error
+feedback; φ then travels at 8 bits, and both sides use the decoded values, so that their moves towards each other cancel. φ is
+known when a round begins and travels while both train; Δ follows. A payload consists of the chunks of Δ, then those of φ, on
+one grid.
 
-Of φ a round may have a part only, all peers the same one: of n parts, part p has the chunks p, p + n, p + 2n, …, and
+A round may have only a part of φ, the same one at all peers: of n parts, part p has the chunks p, p + n, p + 2n, …, and
 rounds take the parts in turn.
 """
 

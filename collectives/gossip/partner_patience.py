@@ -29,7 +29,7 @@ class PartnerPatience:
         self.answered = self.linked = True
         self._announced_at = self._ready_at = 0.0
         """When we announced ourselves, and when the partner was ready first."""
-        self._came = 0
+        self._received = 0
         """Bytes received since the partner's last announcement."""
 
     def announce(self, deadline: float, *, answered: bool) -> None:
@@ -41,11 +41,11 @@ class PartnerPatience:
         """Note an announcement of the partner; only the first one is progress."""
         if first:
             self.moved = self._ready_at = self._now()
-        self._came = 0
+        self._received = 0
 
     def note_data(self, count: int) -> None:
         """Note received bytes."""
-        self._came += count
+        self._received += count
         self.moved = self._now()
 
     def note_link(self, linked: bool) -> None:
@@ -72,5 +72,5 @@ class PartnerPatience:
 
         Then its next chunk is overdue, or the whole transfer is too slow.
         """
-        longest = max(GIVE_UP * self._patience, self._came / RATE)
+        longest = max(GIVE_UP * self._patience, self._received / RATE)
         return min(self.moved + STALL * self._patience, max(self._ready_at, self._announced_at) + longest)

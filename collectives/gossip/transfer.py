@@ -45,8 +45,8 @@ class ChunkSender:
                 self._served.add(number)
                 yield Frame(Chunk(message.round, message.fragment, message.attempt, number), self._chunks[number])
 
-    def forgotten(self) -> None:
-        """Let all chunks be sent again: the link broke, or the partner has dropped them."""
+    def resend(self) -> None:
+        """Send all chunks again on request: the link broke, or the partner has dropped them."""
         self._served.clear()
 
 

@@ -224,7 +224,7 @@ class GossipSession(ReplicaSession):
     def on_link_up(self, peer: PeerId) -> None:
         for group in (self._past, self.current):
             if group is not None:
-                group.reach(peer)
+                group.on_link_up(peer)
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
         self._states.on_link_down(peer)
@@ -317,7 +317,7 @@ class GossipSession(ReplicaSession):
         if pair is not None and pair.ours is not None and pair.result is None:
             pair.note_present()
             if round >= pair.round:
-                pair.fail("ahead", tell=False)
+                pair.fail("ahead", notify=False)
                 self._start_poll(peer, round)
         elif self._poll.answer(peer, round):
             self._end_poll()

@@ -491,6 +491,6 @@ def test_means_lost_with_a_link_are_sent_again():
     for one, other in ((a, b), (b, a)):
         room.groups[one].on_link_down(other)
     for one, other in ((a, b), (b, a)):
-        room.groups[one].reach(other)
+        room.groups[one].on_link_up(other)
     room.deliver()
     assert not room.groups[b].outstanding and np.isfinite(room.means(b)).all()

@@ -154,7 +154,7 @@ def test_own_slow_weights_are_served_once_before_ready():
     bench.announce()
     assert [type(word) for word in bench.words] == [Base, Ready]  # its Fetch shows that it knows them
     bench.pair.on_link_down()
-    bench.pair.reach()
+    bench.pair.on_link_up()
     assert [type(word) for word in bench.words[2:]] == [Base, Ready]
     bench.on_message(ask)
     assert [frame.message.index for frame in bench.sent] == [4, 5, 4, 5]
