@@ -1,10 +1,10 @@
 """Diagnosis of slow or faulty peers from the observable course of rounds, without their cooperation.
 
 Sans-IO. Every measurement of a peer is compared with the median of the others, as this peer saw them in the same round,
-or the last time if a round has few (`data_lateness`). Slowness of all others, because the measuring peer itself is
-slow, accuses no peer. Of two middle values the slower one is used, so that one peer that is fast, or claims to be,
-makes no other slow. A peer is named if it stood out in most of the last rounds, and no longer if it has not for as
-long; a new link alone does not clear it. With fewer than two others to compare with, no peer is named.
+or the last time if a round has few (`data_lateness`). If all others seem slow because the measuring peer itself is slow, no
+peer is named. Of two middle values the slower one is used, so that one peer that is fast, or claims to be, makes no other
+seem slow. A peer is named if it stood out in most of the last rounds, and cleared when it has stood out in few of them; a new
+link alone does not clear it. With fewer than two others to compare with, no peer is named.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from thinwire.collectives.health.clocks import Clocks
 from thinwire.collectives.health.data_lateness import OTHERS, ArrivalTimes, ChunkFlow
 from thinwire.swarm.messages.registry import PeerId
 
-WINDOW, NAMED, WELL = 8, 6, 2
-"""A peer is named if it stood out in NAMED of the last WINDOW rounds, and cleared at WELL or fewer."""
+WINDOW, NAMED, CLEARED = 8, 6, 2
+"""A peer is named if it stood out in NAMED of the last WINDOW rounds, and cleared at CLEARED or fewer."""
 
 LEAST, MOSTLY = 4, 0.75
 """The same for peers that average in pairs: LEAST marks, and MOSTLY of the last WINDOW exchanges."""
@@ -45,7 +45,7 @@ PIECE, PIECES = "lost piece", 64
 PARTNERS = 16
 """Number of partners whose latest speeds are compared if peers average in pairs."""
 
-APART, ASTRAY = 30.0, 3
+CLOCK_TOLERANCE, CLOCK_EXCESSES = 30.0, 3
 """Tolerated clock difference to most others in seconds, and number of excesses before a peer is named."""
 
 MEMORY = 64
@@ -137,7 +137,7 @@ class Diagnosis:
             seen.round = latest
             seen.speed = {key: value for key, value in seen.speed.items() if key[1] >= latest}
         elif latest < seen.round - 1:
-            seen.round, seen.flows = latest, {}  # the peers that announced a later round are gone
+            seen.round, seen.flows = latest, {}  # the peers that announced a later round have departed
         if speed > 0 and seen.round <= round <= seen.round + 1:
             seen.speed[peer, round] = speed
 
@@ -176,14 +176,14 @@ class Diagnosis:
         else:
             flow.add(nbytes, now)
 
-    def hour(self, peer: PeerId, ahead: float) -> None:
+    def on_clock(self, peer: PeerId, ahead: float) -> None:
         """Process a comparison of clocks: the peer's wall clock is `ahead` seconds ahead of ours."""
         self._away.pop(peer, None)
         if (away := self._clocks.compare(peer, ahead)) is not None:
             text = f"its clock is {abs(away):.0f} s {'ahead of' if away > 0 else 'behind'} most others'"
-            self._mark(peer, "clock skew", abs(away) > APART, text)
+            self._mark(peer, "clock skew", abs(away) > CLOCK_TOLERANCE, text)
 
-    def attended(self, peer: PeerId, *, late: bool, seconds: float) -> None:
+    def on_attendance(self, peer: PeerId, *, late: bool, seconds: float) -> None:
         """Process the lateness of a member in a finished round.
 
         It announced, or the round ended, `seconds` after a quorum had announced.
@@ -198,13 +198,13 @@ class Diagnosis:
                 text += f", speed {self._speeds[peer][-1]:.3g}/s, the others' median {typical:.3g}/s"
         self._mark(peer, "slow", late, text)
 
-    def contributed(self, ratios: Mapping[PeerId, float], round: int) -> None:
+    def on_norms(self, ratios: Mapping[PeerId, float], round: int) -> None:
         """Process the norms of contributions to a round, in units of their median."""
         for peer, ratio in ratios.items():
             text = f"its contribution was {ratio:.3g} times the median"
             self._mark(peer, CLIPPED, ratio > EXCESS, text, round)
 
-    def flooded(self, pauses: Mapping[PeerId, int]) -> None:
+    def on_pauses(self, pauses: Mapping[PeerId, int]) -> None:
         """Process an interval: how often each peer was not read because it sent too many frames."""
         for peer, count in pauses.items():
             if count or any(self._marks.get((peer, FLOOD), ())):
@@ -262,20 +262,20 @@ class Diagnosis:
         """Judge the peers whose speeds are `new` in a round, by all known speeds."""
         for peer in new:
             self._speeds.setdefault(peer, deque(maxlen=MEMORY)).append(speeds[peer])
-        kept = {}
+        of_best: dict[PeerId, float] = {}
         for peer, speed in speeds.items():
             known = list(self._speeds[peer])
             if len(known) > WINDOW:
-                kept[peer] = speed / max(median(known[at : at + 4]) for at in range(len(known) - 3))
+                of_best[peer] = speed / max(median(known[at : at + 4]) for at in range(len(known) - 3))
         for peer in new:
             others = [value for other, value in speeds.items() if other != peer]
             if len(others) < OTHERS:
                 continue
-            speed, trend = speeds[peer], [value for other, value in kept.items() if other != peer]
-            hot = peer in kept and kept[peer] < FALLEN and len(trend) >= OTHERS and median(trend) > STEADY
-            if peer in kept:
+            speed, trend = speeds[peer], [value for other, value in of_best.items() if other != peer]
+            hot = peer in of_best and of_best[peer] < FALLEN and len(trend) >= OTHERS and median(trend) > STEADY
+            if peer in of_best:
                 rest = f"the others kept {100 * median(trend or [1]):.0f} %"
-                text = f"speed fell to {100 * kept[peer]:.0f} % of its own best, {rest}"
+                text = f"speed fell to {100 * of_best[peer]:.0f} % of its own best, {rest}"
                 self._mark(peer, "thermal throttling", hot, text, round)
             typical = median_low(others)
             text = f"speed {speed:.3g}/s, the others' median {typical:.3g}/s"
@@ -310,11 +310,11 @@ class Diagnosis:
                 self.findings[peer] = Finding(cause, f"{self._shown[peer, kind]}, {count} of {len(marks)} {what}")
         elif cause == "lossy link":
             if sum(sum(self._marks.get((peer, one), ())) for one in (cause, PIECE)) <= RARE:
-                self._well(peer, cause)
-        elif count <= WELL:
-            self._well(peer, cause)
+                self._clear(peer, cause)
+        elif count <= CLEARED:
+            self._clear(peer, cause)
 
-    def _well(self, peer: PeerId, cause: str) -> None:
+    def _clear(self, peer: PeerId, cause: str) -> None:
         found = self.findings.get(peer)
         if found is not None and found.cause == cause:
             del self.findings[peer]
@@ -322,7 +322,7 @@ class Diagnosis:
     def _needed(self, peer: PeerId, kind: str) -> float:
         """Return the number of marks that is enough to name a cause."""
         if kind == "clock skew":
-            return ASTRAY
+            return CLOCK_EXCESSES
         if kind == "slow":
             return LATE
         if kind == FLOOD:

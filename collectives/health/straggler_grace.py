@@ -5,9 +5,9 @@ member did. `exchange.straggler_timeout` gives the longest wait. If it is "auto"
 K times the median deviation from it (as if normally distributed), at least LEAST, and no more than SHARE of the usual
 training time of a quorum, because the machines of the others stand idle.
 
-For both settings, a member that was connected but too late in MISSES rounds in a row gets a short wait only, GLANCE of
+For both settings, a member that was connected but too late in MISSES rounds in a row gets a short wait only, SHORT_WAIT of
 the usual training time, until it is in time once. So a peer that is always late costs the others the longest wait twice,
-and one that is nearly as fast as the others again comes back by itself.
+and one that has become nearly as fast as the others takes part again.
 
 Every peer decides by the rounds that it saw, and the decision of the round's leader is used, so no agreement is needed.
 A peer that would open a round in the leader's place waits for the maximum.
@@ -35,12 +35,12 @@ ROUNDS = 8
 """Number of rounds stored per member, and for which a former member is remembered."""
 
 UNKNOWN = 6
-"""Initial limit of "auto", times the grace: a peer without a view leaves the lead to others."""
+"""Initial limit of "auto" in first waits: a peer that has measured no round lets others open it."""
 
 MISSES = 2
 """Number of late rounds in a row after which a member is not waited for."""
 
-GLANCE = 0.05
+SHORT_WAIT = 0.05
 """Wait for such a member, as a share of the time until a round's quorum; at most LEAST."""
 
 
@@ -75,9 +75,10 @@ class StragglerGrace:
         self._first, self._auto, self._fraction = first, auto, fraction
         self._members: dict[PeerId, _Member] = {}
         self._took: deque[float] = deque(maxlen=ROUNDS)
+        """Seconds of the last rounds until a quorum had announced."""
         self._round, self._began = -1, 0.0
         self._awaited: tuple[PeerId, ...] = ()
-        self._came: dict[PeerId, float] = {}
+        self._announced_at: dict[PeerId, float] = {}
 
     def begin(
         self, round: int, members: Collection[PeerId], now: float, *, present: Collection[PeerId] = ()
@@ -92,24 +93,24 @@ class StragglerGrace:
         for peer in present:
             self.on_link_down(peer)
         found = self._settle(now, whole=round == self._round + 1)
-        self._round, self._began, self._awaited, self._came = round, now, tuple(members), {}
+        self._round, self._began, self._awaited, self._announced_at = round, now, tuple(members), {}
         for peer in self._awaited:
             self._members.setdefault(peer, _Member()).seen = round
         for gone in [peer for peer, member in self._members.items() if member.seen + ROUNDS < round]:
             del self._members[gone]
         return found
 
-    def came(self, peer: PeerId, round: int, now: float, *, contributes: bool = True) -> None:
+    def on_announcement(self, peer: PeerId, round: int, now: float, *, contributes: bool = True) -> None:
         """Process the announcement of a peer, or of this one.
 
         Without a contribution it counts only for members.
         """
         if round == self._round and (peer in self._awaited or (contributes and peer in self._members)):
-            self._came.setdefault(peer, now)
+            self._announced_at.setdefault(peer, now)
 
     def on_link_down(self, peer: PeerId) -> None:
         """Note that a member is out of reach; its absence is no measure of its speed."""
-        if peer not in self._came:
+        if peer not in self._announced_at:
             self._awaited = tuple(one for one in self._awaited if one != peer)
 
     @property
@@ -127,29 +128,29 @@ class StragglerGrace:
 
     def _grace(self, member: _Member) -> float:
         limit = self.limit
-        glance = min(LEAST, limit, GLANCE * median(self._took)) if self._took else min(LEAST, limit)
+        short = min(LEAST, limit, SHORT_WAIT * median(self._took)) if self._took else min(LEAST, limit)
         if member.missed >= MISSES:
-            return glance
+            return short
         if not self._auto or member.missed:
             return limit
         if not member.late:
             return min(self._first, limit)  # nothing is known about the member yet
         middle = median(member.late)
         usual = max(LEAST, middle + K * median(abs(one - middle) for one in member.late))
-        return usual if usual <= limit else glance
+        return usual if usual <= limit else short
 
     def _settle(self, now: float, *, whole: bool) -> list[Attendance]:
         """Process the measurements of the finished round. `whole`: no later round was missed here.
 
         Nothing is learned from a round that ended before a quorum had announced.
         """
-        times = sorted(at for peer, at in self._came.items() if peer in self._awaited)
+        times = sorted(at for peer, at in self._announced_at.items() if peer in self._awaited)
         place = int(self._fraction * len(self._awaited))
         if place >= len(times) or not whole:
             return []
         quorum, limit, found = times[place], self.limit, []
-        for peer in sorted({*self._awaited, *self._came}):
-            member, at = self._members[peer], self._came.get(peer)
+        for peer in sorted({*self._awaited, *self._announced_at}):
+            member, at = self._members[peer], self._announced_at.get(peer)
             seconds = max(0.0, (now if at is None else at) - quorum)
             late = at is None or seconds > limit
             if peer in self._awaited:

@@ -76,7 +76,7 @@ class PeerDiagnosis:
                 self.diagnosis.ready(peer, message.round, message.speed, fragment=message.fragment)
                 self._compare()
         elif isinstance(message, WallClock):
-            self.diagnosis.hour(peer, message.wall - self._wall())
+            self.diagnosis.on_clock(peer, message.wall - self._wall())
             self._compare()
             return True
         return False
@@ -85,14 +85,14 @@ class PeerDiagnosis:
         """Take the lateness of other members in a finished round."""
         if fragment in self.fragments:
             for one in members:
-                self.diagnosis.attended(one.peer, late=one.late, seconds=one.seconds)
+                self.diagnosis.on_attendance(one.peer, late=one.late, seconds=one.seconds)
             self._compare()
 
     def contributed(self, ratios: Mapping[PeerId, float], round: int, *, fragment: int = 0) -> None:
         """Take the norms of the contributions of a finished round, in units of their median."""
         if fragment in self.fragments and ratios:
             others = {peer: ratio for peer, ratio in ratios.items() if peer in self._live}
-            self.diagnosis.contributed(others, round)
+            self.diagnosis.on_norms(others, round)
             self._compare()
 
     def paired(self) -> None:
@@ -134,7 +134,7 @@ class PeerDiagnosis:
     def _look_at_pauses(self) -> None:
         before, self._counted = self._counted, dict(self._pauses())
         if self._counted:
-            self.diagnosis.flooded({peer: count - before.get(peer, 0) for peer, count in self._counted.items()})
+            self.diagnosis.on_pauses({peer: count - before.get(peer, 0) for peer, count in self._counted.items()})
             self._compare()
 
     def _compare(self) -> None:

@@ -151,7 +151,7 @@ class FrameRouter:
         if isinstance(message, Fetch) and current.agreement.commit is not None:
             self._history.follow(peer, current.round)
         if isinstance(message, Ready):
-            self._straggler_grace.came(peer, current.round, self._now(), contributes=bool(message.weight))
+            self._straggler_grace.on_announcement(peer, current.round, self._now(), contributes=bool(message.weight))
         current.on_frame(peer, frame)
         if isinstance(message, (Commit, CompactCommit)):
             # Not every commit can be verified later: peers that had departed then may be here now.

@@ -197,7 +197,7 @@ class RoundSession(ReplicaSession):
         The outcome has no commit if the round did not commit within `give_up` seconds and its data no longer arrives, if
         this peer is behind, or if its state differs from that of the majority.
         """
-        self._straggler_grace.came(self.me, self.current.round, self._now(), contributes=bool(weight))
+        self._straggler_grace.on_announcement(self.me, self.current.round, self._now(), contributes=bool(weight))
         self.current.announce(source, weight=weight, loss=loss, speed=speed, summary=summary)
         if (ready := self.current.agreement.ready.get(self.me)) is not None:  # else the round is over already
             self._own_contributions.announced(ready, source)

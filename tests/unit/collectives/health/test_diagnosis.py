@@ -59,11 +59,11 @@ def test_departed_peer_is_forgotten_and_findings_are_bounded():
             diagnosis.ready(peer, at, 100.0)
     assert diagnosis.findings == {} and PEERS[1] not in diagnosis.marked
     for peer in PEERS[2:]:
-        diagnosis.hour(peer, 0.0)
+        diagnosis.on_clock(peer, 0.0)
     for index in range(100):
         stranger = bytes([index, 7]) * 16
         for _ in range(3):
-            diagnosis.hour(stranger, 1e6)
+            diagnosis.on_clock(stranger, 1e6)
         diagnosis.on_link_down(stranger)
     assert len(diagnosis.findings) == 64 and len(diagnosis.marked) <= 64 + len(PEERS)
 
@@ -99,7 +99,7 @@ def test_diagnosis_with_fewer_than_two_others_names_nobody():
     for at in range(1, 30):
         for peer, speed in zip(PEERS[:2], (1.0, 100.0), strict=True):
             diagnosis.ready(peer, at, speed)
-            diagnosis.hour(peer, 0.0)
+            diagnosis.on_clock(peer, 0.0)
     assert diagnosis.findings == {}
 
 
@@ -107,15 +107,15 @@ def test_own_wrong_clock_accuses_nobody_else():
     diagnosis = Diagnosis()
     for _ in range(9):
         for peer in PEERS:
-            diagnosis.hour(peer, -500.0)
+            diagnosis.on_clock(peer, -500.0)
     assert diagnosis.findings == {}
     for _ in range(3):
-        diagnosis.hour(PEERS[2], 0.0)
+        diagnosis.on_clock(PEERS[2], 0.0)
     assert named(diagnosis.findings, PEERS[2]).startswith("clock skew: its clock is 500 s ahead of most others'")
     diagnosis.on_link_down(PEERS[2])
     assert set(diagnosis.findings) == {PEERS[2]}
     for _ in range(8):
-        diagnosis.hour(PEERS[2], -500.0)
+        diagnosis.on_clock(PEERS[2], -500.0)
     assert diagnosis.findings == {}
 
 
@@ -134,8 +134,8 @@ def test_one_fast_peer_makes_nobody_sick():
 def test_only_the_peer_with_wrong_clock_is_named():
     diagnosis = Diagnosis()
     for _ in range(5):
-        diagnosis.hour(PEERS[0], 100.0)
-        diagnosis.hour(PEERS[1], 0.0)
+        diagnosis.on_clock(PEERS[0], 100.0)
+        diagnosis.on_clock(PEERS[1], 0.0)
     assert set(diagnosis.findings) == {PEERS[0]}
 
 
@@ -194,14 +194,14 @@ def test_early_announcement_of_one_peer_does_not_end_the_observed_round():
 def test_peer_that_rounds_go_on_without_is_slow():
     diagnosis = Diagnosis()
     for late in (True, False, True):
-        diagnosis.attended(PEERS[0], late=late, seconds=10.0 if late else 0.0)
-        diagnosis.attended(PEERS[1], late=False, seconds=0.0)
+        diagnosis.on_attendance(PEERS[0], late=late, seconds=10.0 if late else 0.0)
+        diagnosis.on_attendance(PEERS[1], late=False, seconds=0.0)
     assert not diagnosis.findings
-    diagnosis.attended(PEERS[0], late=True, seconds=0.2)
+    diagnosis.on_attendance(PEERS[0], late=True, seconds=0.2)
     assert {peer: str(found.cause) for peer, found in diagnosis.findings.items()} == {PEERS[0]: "slow"}
     assert diagnosis.findings[PEERS[0]].evidence == "late by 10 s or more, 3 of 4 rounds"
     for _ in range(7):
-        diagnosis.attended(PEERS[0], late=False, seconds=0.0)
+        diagnosis.on_attendance(PEERS[0], late=False, seconds=0.0)
     assert not diagnosis.findings
 
 
@@ -209,7 +209,7 @@ def test_evidence_of_a_slow_peer_has_its_speed_if_known():
     diagnosis = Diagnosis()
     rounds(diagnosis, 2, speed=lambda peer, at: 60.0 if peer == PEERS[0] else 100.0)
     for _ in range(3):
-        diagnosis.attended(PEERS[0], late=True, seconds=12.0)
+        diagnosis.on_attendance(PEERS[0], late=True, seconds=12.0)
     assert "speed 60/s, the others' median 100/s" in diagnosis.findings[PEERS[0]].evidence
 
 
@@ -217,12 +217,12 @@ def test_contributor_far_above_the_median_is_named_until_it_is_not() -> None:
     diagnosis = Diagnosis()
     loud, calm = bytes([1]) * 32, bytes([2]) * 32
     for number in range(1, 6):
-        diagnosis.contributed({loud: 10.0, calm: 1.0}, number)
+        diagnosis.on_norms({loud: 10.0, calm: 1.0}, number)
         assert not diagnosis.findings
-        diagnosis.contributed({loud: 10.0, calm: 1.0}, number)  # another fragment, or the same round again
-    diagnosis.contributed({loud: 12.0, calm: 4.9}, 6)
+        diagnosis.on_norms({loud: 10.0, calm: 1.0}, number)  # another fragment, or the same round again
+    diagnosis.on_norms({loud: 12.0, calm: 4.9}, 6)
     assert set(diagnosis.findings) == {loud}
     assert named(diagnosis.findings, loud) == "clipped: its contribution was 12 times the median, 6 of 6 rounds"
     for number in range(7, 13):
-        diagnosis.contributed({loud: 1.0, calm: 1.0}, number)
+        diagnosis.on_norms({loud: 1.0, calm: 1.0}, number)
     assert not diagnosis.findings

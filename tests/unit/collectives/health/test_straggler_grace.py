@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.collectives.health.straggler_grace import GLANCE, LEAST, MISSES, MOST, ROUNDS, SHARE, StragglerGrace
+from thinwire.collectives.health.straggler_grace import LEAST, MISSES, MOST, ROUNDS, SHARE, SHORT_WAIT, StragglerGrace
 
 PEERS = [bytes([i]) * 32 for i in range(4)]
 FIRST = 10.0
@@ -20,7 +20,7 @@ def play(lateness, times, *, first=1, start=0.0, until=200.0):
         lateness.begin(at, PEERS[: len(took)], now)
         for peer, seconds in zip(PEERS, took, strict=False):
             if seconds is not None:
-                lateness.came(peer, at, now + seconds)
+                lateness.on_announcement(peer, at, now + seconds)
         now += until
     lateness.begin(first + len(times), PEERS[: len(times[0])], now)
     return lateness
@@ -46,7 +46,9 @@ def test_grace_for_equal_peers_is_minimal():
 
 def test_grace_does_not_cover_much_slower_peer():
     lateness = play(StragglerGrace(FIRST), [(10.0, 10.0, 10.0, 40.0)] * 4)
-    assert lateness.limit == 5.0 and lateness.graces() == dict.fromkeys(PEERS[:3], LEAST) | {PEERS[3]: GLANCE * 10.0}
+    assert lateness.limit == 5.0 and lateness.graces() == dict.fromkeys(PEERS[:3], LEAST) | {
+        PEERS[3]: SHORT_WAIT * 10.0
+    }
 
 
 def test_grace_of_excluded_peer_is_the_limit_once_and_then_a_glance():
@@ -56,7 +58,7 @@ def test_grace_of_excluded_peer_is_the_limit_once_and_then_a_glance():
         play(lateness, [(20.0, 20.0, 20.0, None)], first=at, start=now)
         now += 200.0
         graces.append(lateness.graces()[PEERS[3]])
-    assert graces == [SHARE * 20.0, GLANCE * 20.0, GLANCE * 20.0, GLANCE * 20.0]
+    assert graces == [SHARE * 20.0, SHORT_WAIT * 20.0, SHORT_WAIT * 20.0, SHORT_WAIT * 20.0]
     play(lateness, [(20.0, 20.0, 20.0, 27.0)], first=14, start=now)
     assert longest(lateness) == 7.0, "it is in time again, and later than it was"
 
@@ -71,7 +73,7 @@ def test_grace_ignores_unreachable_and_departed_peers():
     lateness.on_link_down(PEERS[3])
     assert longest(lateness) == LEAST
     for peer in PEERS[:3]:
-        lateness.came(peer, 4, 620.0)
+        lateness.on_announcement(peer, 4, 620.0)
     lateness.begin(5, PEERS, 800.0)
     assert longest(lateness) == 6.0
     for at in range(6, 7 + ROUNDS):
@@ -91,10 +93,10 @@ def test_grace_ignores_repeated_rounds_and_strangers():
     lateness = StragglerGrace(FIRST)
     lateness.begin(3, PEERS, 0.0)
     for peer in PEERS:
-        lateness.came(peer, 3, 20.0)
-        lateness.came(peer, 3, 90.0)
-        lateness.came(peer, 4, 1.0)
-        lateness.came(bytes([99]) * 32, 3, 0.0)
+        lateness.on_announcement(peer, 3, 20.0)
+        lateness.on_announcement(peer, 3, 90.0)
+        lateness.on_announcement(peer, 4, 1.0)
+        lateness.on_announcement(bytes([99]) * 32, 3, 0.0)
     lateness.begin(3, PEERS, 50.0)
     lateness.begin(4, PEERS, 100.0)
     assert (longest(lateness), lateness.limit) == (LEAST, 10.0)
@@ -125,7 +127,7 @@ def test_fixed_grace_is_the_same_for_all_members_that_are_late_at_most_once():
 @pytest.mark.parametrize("late", [LATE, (20.0, 20.0, 20.0, 20.0 + FIRST + 0.1)])
 def test_member_late_in_two_rounds_in_a_row_gets_a_glance_only(late):
     grace = fixed([late] * MISSES)
-    assert grace.graces() == dict.fromkeys(PEERS[:3], FIRST) | {PEERS[3]: GLANCE * 20.0} and grace.limit == FIRST
+    assert grace.graces() == dict.fromkeys(PEERS[:3], FIRST) | {PEERS[3]: SHORT_WAIT * 20.0} and grace.limit == FIRST
 
 
 def test_member_that_is_in_time_by_itself_is_waited_for_again():
@@ -138,7 +140,7 @@ def test_lateness_is_remembered_while_the_peer_is_no_member():
     grace = fixed([LATE])
     grace.begin(3, PEERS[:3], 400.0)  # left out of the round before, it is no member of this one
     play(grace, [LATE], first=4, start=600.0)
-    assert grace.graces()[PEERS[3]] == GLANCE * 20.0
+    assert grace.graces()[PEERS[3]] == SHORT_WAIT * 20.0
 
 
 def test_peer_that_is_no_member_is_in_time_only_with_a_contribution():
@@ -146,7 +148,7 @@ def test_peer_that_is_no_member_is_in_time_only_with_a_contribution():
         grace = fixed([LATE] * 2)
         grace.begin(4, PEERS[:3], 1000.0)
         for peer in PEERS:
-            grace.came(peer, 4, 1020.0, contributes=contributes or peer != PEERS[3])
+            grace.on_announcement(peer, 4, 1020.0, contributes=contributes or peer != PEERS[3])
         grace.begin(5, PEERS, 1040.0)
         assert (grace.graces()[PEERS[3]] == FIRST) is contributes
 
@@ -155,7 +157,7 @@ def test_attendance_names_late_members_with_seconds():
     grace = StragglerGrace(FIRST, auto=False)
     grace.begin(1, PEERS, 0.0)
     for peer, at in zip(PEERS, (20.0, 20.0, 21.0), strict=False):
-        grace.came(peer, 1, at)
+        grace.on_announcement(peer, 1, at)
     found = grace.begin(2, PEERS, 32.0)
     assert [(one.peer, one.late, one.seconds) for one in found] == [
         (PEERS[0], False, 0.0), (PEERS[1], False, 0.0), (PEERS[2], False, 0.0), (PEERS[3], True, 11.0),
@@ -168,5 +170,5 @@ def test_peer_that_took_part_is_not_late_if_only_its_announcement_is_missing_her
     for round in range(1, 5):
         grace.begin(round, PEERS, 100.0 * round, present=PEERS)
         for peer in PEERS[:3]:
-            grace.came(peer, round, 100.0 * round + 20.0)
+            grace.on_announcement(peer, round, 100.0 * round + 20.0)
     assert grace.graces() == dict.fromkeys(PEERS, FIRST)

@@ -28,7 +28,7 @@ from thinwire.swarm.messages.registry import (
 def test_computed_grace_learns_from_announcements_only(monkeypatch):
     came = []
     monkeypatch.setattr(
-        "thinwire.collectives.health.straggler_grace.StragglerGrace.came",
+        "thinwire.collectives.health.straggler_grace.StragglerGrace.on_announcement",
         lambda self, peer, round, now, contributes: came.append((peer, round)),
     )
     scene = Scene(exchange='straggler_timeout = "auto"')
@@ -43,7 +43,7 @@ def test_computed_grace_learns_from_announcements_only(monkeypatch):
 def test_computed_grace_learns_whether_a_peer_contributes(monkeypatch, weight):
     told = []
     monkeypatch.setattr(
-        "thinwire.collectives.health.straggler_grace.StragglerGrace.came",
+        "thinwire.collectives.health.straggler_grace.StragglerGrace.on_announcement",
         lambda self, peer, round, now, contributes: told.append(contributes),
     )
     scene = Scene(exchange='straggler_timeout = "auto"')
