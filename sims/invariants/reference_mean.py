@@ -43,7 +43,7 @@ def result(
 
 def round_ring(codec: Codec, proposal: Proposal, count: int) -> Callable[[int, Sequence[Buffer], int], Buffer]:
     """Return a function that gives the encoded mean of one of `count` chunks, added up along the ring."""
-    reducer, around = Reducer(codec, mean, BufferPool()), ring_schedule.ways(proposal)
+    reducer, around = Reducer(codec, mean, BufferPool()), ring_schedule.paths(proposal)
     owners = shares(count, ring_schedule.ring(proposal), fragment=proposal.fragment)
 
     def made(chunk: int, payloads: Sequence[Buffer], size: int) -> Buffer:

@@ -13,8 +13,8 @@ A peer can screen a neighbour's payload (valid, finite, not absurdly large) and 
 owners signed). It cannot detect whether a neighbour added what it had announced or changed earlier contributions, so it
 cannot name the faulty peer. A peer that waits in vain therefore sends a Blame with the reason "ring" (see
 `collectives/consensus/blame.py`). The next ballot has owners instead of a ring, which exposes the faulty peer, and the next
-rounds have no ring either (`RoundFactory`). If a peer dies, the next ballot
-has a ring without it. Frames of a ballot with another ring are rejected, however late they arrive.
+rounds have no ring either (`RoundFactory`). If a peer dies, the next ballot has a ring without it. Frames of a ballot with
+another ring are rejected, however late they arrive.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Ring(OwnerDependentButterfly):
     guarded: a partial mean that is much longer than our own contribution breaks the ring.
     """
 
-    _lap: RingPosition | None = None
+    _position: RingPosition | None = None
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class Ring(OwnerDependentButterfly):
 
     def _drop_results(self, proposal: Proposal) -> None:
         """Drop the data of another ballot's ring."""
-        if self._lap is not None:
-            self._lap = None
+        if self._position is not None:
+            self._position = None
             self._send_queue.drop_ring_frames(self.round, self.fragment)
         super()._drop_results(proposal)
 
@@ -89,71 +89,71 @@ class Ring(OwnerDependentButterfly):
         """Assign owners and receivers from the ring's schedule."""
         super()._assign(proposal)
         if proposal.adopted is None and proposal.order:
-            lap = self._lap = self._lap or RingPosition(self.me, proposal, len(self.grid))
-            self._set_owners(proposal, lap.owners)
-            self._collectors = lap.collectors
+            position = self._position = self._position or RingPosition(self.me, proposal, len(self.grid))
+            self._set_owners(proposal, position.owners)
+            self._collectors = position.collectors
 
     def _resume(self, proposal: Proposal) -> None:
         """Continue with stored data in a new ballot."""
         super()._resume(proposal)
-        if self._lap is not None:
+        if self._position is not None:
             for index in range(len(self.grid)):
                 self._reduce(index)
 
     def _scatter(self, proposal: Proposal) -> None:
         """Send our contribution; members of the ring have no receiver for it."""
-        if self._lap is None or self._lap.right is None:
+        if self._position is None or self._position.right is None:
             super()._scatter(proposal)
 
     def reach(self, peer: PeerId) -> None:
         """Send a newly connected peer what it lacks."""
         super().reach(peer)
-        lap = self._lap
-        if lap is not None and peer == lap.right:
+        position = self._position
+        if position is not None and peer == position.right:
             for index in range(len(self.grid)):
                 self._forward(index)
 
     def on_link_down(self, peer: PeerId) -> None:
         """Mark data sent to `peer` as possibly lost."""
         super().on_link_down(peer)
-        if self._lap is not None and peer == self._lap.right:
-            self._lap.sent.clear()
+        if self._position is not None and peer == self._position.right:
+            self._position.sent.clear()
 
     def settle(self) -> None:
         """Free the round's data."""
         super().settle()
-        if self._lap is not None:
-            self._lap.passed.clear()
-            self._lap.made.clear()
+        if self._position is not None:
+            self._position.passed.clear()
+            self._position.made.clear()
 
     # --- partial sums
 
     def _reduce(self, index: int) -> None:
         """Add our contribution to the received partial sum and send it on; at the owner it is the result."""
-        proposal, lap = self.proposal, self._lap
-        if proposal is None or lap is None:
+        proposal, position = self.proposal, self._position
+        if proposal is None or position is None:
             return super()._reduce(index)
-        way, place = lap.way(index)
+        path, place = position.path(index)
         if place is None or self.agreement.commit is not None:
             return
-        passed = lap.passed.get(index)
-        if index in lap.made or self.results.chunks[index] is not None or (place and passed is None):
+        passed = position.passed.get(index)
+        if index in position.made or self.results.chunks[index] is not None or (place and passed is None):
             return
-        own = self._adding(proposal, way.adds[place], index)
-        if own is None or not self._usable(way.adds[place], index, place):
+        own = self._adding(proposal, path.adds[place], index)
+        if own is None or not self._usable(path.adds[place], index, place):
             return
-        weights = [float(entry.weight) for entry in way.adds[place]]
-        before, size = way.before[place], self.grid.size(index)
+        weights = [float(entry.weight) for entry in path.adds[place]]
+        before, size = path.before[place], self.grid.size(index)
         made = joined(self._adder, passed, before, own, weights, size)
-        lap.passed.pop(index, None)
+        position.passed.pop(index, None)
         self.progress.arrived()
-        if way.stations[-1] == self.me:
+        if path.stations[-1] == self.me:
             self.results.put(index, made)
             self.check()
             self._send_result(proposal, index, proposal.alive)
             self._send_record()
         else:
-            lap.made[index] = made
+            position.made[index] = made
             self._forward(index)
 
     def _adding(self, proposal: Proposal, entries: Sequence[Contribution], index: int) -> list[Buffer] | None:
@@ -174,7 +174,7 @@ class Ring(OwnerDependentButterfly):
             if reason:
                 self.agreement.accuse(self.me, reason, self._now())
                 return False
-        left = self._lap.left if self._lap is not None and place else None
+        left = self._position.left if self._position is not None and place else None
         judged = [*entries, *([] if left is None else [Contribution(left, PASSED, 0)])]
         outliers = self._contributions.outliers(judged, self._key, index)
         for peer in outliers:
@@ -214,57 +214,57 @@ class Ring(OwnerDependentButterfly):
 
     def _take_partial(self, sender: PeerId, message: Partial, frame: Frame) -> None:
         """Take the left neighbour's partial sum."""
-        lap, index = self._lap, message.index
-        if lap is None or index >= len(self.grid) or self.agreement.commit is not None:
+        position, index = self._position, message.index
+        if position is None or index >= len(self.grid) or self.agreement.commit is not None:
             return
-        way, place = lap.way(index)
-        if not place or way.stations[place - 1] != sender:
+        path, place = position.path(index)
+        if not place or path.stations[place - 1] != sender:
             return
-        if index in lap.made or index in lap.passed or self.results.chunks[index] is not None:
+        if index in position.made or index in position.passed or self.results.chunks[index] is not None:
             return
         if self._contributions.screen((sender, PASSED), index, frame.payload):
             self.agreement.accuse(sender, BROKEN, self._now())
             return
-        lap.passed[index] = frame.payload
+        position.passed[index] = frame.payload
         self.progress.arrived()
         self._reduce(index)
 
     def _forward(self, index: int) -> None:
         """Send the right neighbour the partial sum or result of a chunk, once."""
-        proposal, lap = self.proposal, self._lap
-        if proposal is None or lap is None or lap.right is None:
+        proposal, position = self.proposal, self._position
+        if proposal is None or position is None or position.right is None:
             return
-        result, made = self.results.chunks[index], lap.made.get(index)
+        result, made = self.results.chunks[index], position.made.get(index)
         payload = made if result is None else result
         key = index, result is not None
-        if payload is None or key in lap.sent or (result is not None and lap.right == self.owners[index]):
+        if payload is None or key in position.sent or (result is not None and position.right == self.owners[index]):
             return
-        lap.sent.add(key)
+        position.sent.add(key)
         kind = Partial if result is None else Result
         self._send_queue.bulk(
-            lap.right, Frame(kind(self.round, self.fragment, proposal.ballot, index, proposal.lineage), payload)
+            position.right, Frame(kind(self.round, self.fragment, proposal.ballot, index, proposal.lineage), payload)
         )
 
     # --- results
 
     def _send_result(self, proposal: Proposal, index: int, to: Sequence[PeerId]) -> None:
-        lap = self._lap
-        if lap is None:
+        position = self._position
+        if position is None:
             return super()._send_result(proposal, index, to)
         self._forward(index)
-        super()._send_result(proposal, index, [peer for peer in to if peer in lap.outside])
+        super()._send_result(proposal, index, [peer for peer in to if peer in position.outside])
 
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None:
         """Take a result from a neighbour; it counts and is forwarded once its owner has signed for it."""
-        lap, index = self._lap, message.index
-        if lap is None:
+        position, index = self._position, message.index
+        if position is None:
             return super()._take_result(sender, message, frame)
         taken = self._take_signed(sender, message, frame)
         if taken:
-            lap.made.pop(index, None)
+            position.made.pop(index, None)
             self._forward(index)
             self.check()
-        elif taken is False and sender in (lap.left, self.owners[index]):
+        elif taken is False and sender in (position.left, self.owners[index]):
             self.agreement.accuse(sender, BROKEN, self._now())
 
     def awaited_peers(self, proposal: Proposal) -> Collection[PeerId]:
@@ -276,16 +276,16 @@ class Ring(OwnerDependentButterfly):
 
         Only contributors outside the ring can be named exactly; else the left neighbour with "ring".
         """
-        lap = self._lap
-        if lap is None:
+        position = self._position
+        if position is None:
             return super().culprit(proposal)
         for index, chunk in enumerate(self.results.chunks):
-            way, place = lap.way(index)
-            if chunk is None and place == 0 and index not in lap.made:
-                for entry in way.adds[0]:
+            path, place = position.path(index)
+            if chunk is None and place == 0 and index not in position.made:
+                for entry in path.adds[0]:
                     if entry.peer != self.me and not self._contributions.has((entry.peer, entry.attempt), index):
                         return entry.peer, "chunk missing" if entry.peer in self.agreement.ready else "not announced"
         missing = next((index for index in self.results.lacks() if self.owners[index] != self.me), None)
-        if lap.left is not None:
-            return lap.left, BROKEN
+        if position.left is not None:
+            return position.left, BROKEN
         return None if missing is None else (self.owners[missing], BROKEN)

@@ -20,9 +20,8 @@ from thinwire.swarm.messages.registry import Contribution, PeerId, Proposal
 class RingPath:
     """Path of the chunks of one owner.
 
-    `stations`: peers from the first to the owner; `adds`: contributions that each adds, in this order.
-
-    `before`: the weight of all that earlier stations have added.
+    `stations`: peers from the first to the owner. `adds`: contributions that each station adds, in this order. `before`: the
+    weight of all contributions that earlier stations have added.
     """
 
     stations: tuple[PeerId, ...]
@@ -39,17 +38,17 @@ def ring(proposal: Proposal) -> tuple[PeerId, ...]:
     return tuple(proposal.alive[place] for place in proposal.order)
 
 
-def ways(proposal: Proposal) -> dict[PeerId, RingPath]:
+def paths(proposal: Proposal) -> dict[PeerId, RingPath]:
     """Return the path of each owner's chunks in a ballot with a ring."""
     peers, named = ring(proposal), {entry.peer: entry for entry in proposal.contributors}
-    leaves = tuple(entry for entry in proposal.contributors if entry.peer not in peers)
+    outside = tuple(entry for entry in proposal.contributors if entry.peer not in peers)
     found = {}
     for at, owner in enumerate(peers):
         turned = [*peers[at + 1 :], *peers[: at + 1]]
         first = next((place for place, peer in enumerate(turned) if peer in named), len(turned) - 1)
         stations = tuple(turned[first:])
         own = [(named[peer],) if peer in named else () for peer in stations]
-        adds = ((*own[0], *leaves), *own[1:])
+        adds = ((*own[0], *outside), *own[1:])
         weights = [float(sum(entry.weight for entry in added)) for added in adds]
         found[owner] = RingPath(stations, adds, tuple(sum(weights[:place]) for place in range(len(stations))))
     return found
@@ -74,10 +73,10 @@ def joined(
     return reducer.result(payloads, [*([] if passed is None else [before]), *weights], size)
 
 
-def result(way: RingPath, payloads: Mapping[PeerId, Buffer], reducer: ChunkReducer, size: int) -> Buffer:
+def result(path: RingPath, payloads: Mapping[PeerId, Buffer], reducer: ChunkReducer, size: int) -> Buffer:
     """Return the result of the contributions to one chunk, computed locally."""
     passed: Buffer | None = None
-    for added, before in zip(way.adds, way.before, strict=True):
+    for added, before in zip(path.adds, path.before, strict=True):
         own = [payloads[entry.peer] for entry in added]
         passed = joined(reducer, passed, before, own, [float(entry.weight) for entry in added], size)
     assert passed is not None
@@ -87,17 +86,17 @@ def result(way: RingPath, payloads: Mapping[PeerId, Buffer], reducer: ChunkReduc
 class RingPosition:
     """One peer's part in the ring of a ballot with `count` chunks: its neighbours and its data in flight.
 
-    - takers: receivers of contributions from outside the ring, by chunk.
-    - left, right: our neighbours; None outside the ring.
+    - owners: owner of each chunk. collectors: receiver of contributions from outside the ring, by chunk.
+    - outside: peers that are not in the ring. left, right: our neighbours; None if we are not in it.
     - passed: partial sums received; made: partial sums sent on, until their result is here.
     - sent: (chunk, whether it was the result) sent to the right neighbour.
     """
 
     def __init__(self, me: PeerId, proposal: Proposal, count: int) -> None:
         peers = ring(proposal)
-        self.ways = ways(proposal)
+        self.paths = paths(proposal)
         self.owners = shares(count, peers, fragment=proposal.fragment)
-        self.collectors = tuple(self.ways[owner].stations[0] for owner in self.owners)
+        self.collectors = tuple(self.paths[owner].stations[0] for owner in self.owners)
         self.outside = tuple(peer for peer in proposal.alive if peer not in peers)
         at = peers.index(me) if me in peers else None
         self.left = peers[at - 1] if at is not None else None
@@ -105,9 +104,9 @@ class RingPosition:
         self.passed: dict[int, Buffer] = {}
         self.made: dict[int, Buffer] = {}
         self.sent: set[tuple[int, bool]] = set()
-        self._places = {owner: way.place(me) for owner, way in self.ways.items()}
+        self._places = {owner: path.place(me) for owner, path in self.paths.items()}
 
-    def way(self, index: int) -> tuple[RingPath, int | None]:
+    def path(self, index: int) -> tuple[RingPath, int | None]:
         """Return the path of a chunk and our position on it."""
         owner = self.owners[index]
-        return self.ways[owner], self._places[owner]
+        return self.paths[owner], self._places[owner]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.collectives.rounds.data_planes.ring_schedule import RingPosition, joined, result, ring, ways
+from thinwire.collectives.rounds.data_planes.ring_schedule import RingPosition, joined, paths, result, ring
 from thinwire.swarm.messages.registry import Ballot, Contribution, Proposal
 
 IDS = [bytes([i]) * 32 for i in range(9)]
@@ -26,37 +26,41 @@ def opens(draw):
 @given(opens())
 def test_each_contribution_is_added_once_and_owner_is_last(proposal):
     peers = ring(proposal)
-    found = ways(proposal)
+    found = paths(proposal)
     assert list(found) == list(peers)
-    for owner, way in found.items():
-        assert way.stations[-1] == owner
-        added = [entry for entries in way.adds for entry in entries]
+    for owner, path in found.items():
+        assert path.stations[-1] == owner
+        added = [entry for entries in path.adds for entry in entries]
         assert sorted(added, key=lambda entry: entry.peer) == list(proposal.contributors)
-        weights = [sum(entry.weight for entry in entries) for entries in way.adds]
-        assert list(way.before) == [sum(weights[:at]) for at in range(len(weights))]
-        assert way.adds[0], "it begins with somebody who has something"
+        weights = [sum(entry.weight for entry in entries) for entries in path.adds]
+        assert list(path.before) == [sum(weights[:at]) for at in range(len(weights))]
+        assert path.adds[0], "it begins with somebody who has something"
         at = peers.index(owner)
         turned = [*peers[at + 1 :], *peers[: at + 1]]
-        assert list(way.stations) == turned[len(turned) - len(way.stations) :], "each sends to the next one of the ring"
-        for station, entries in zip(way.stations[1:], way.adds[1:], strict=True):
+        assert list(path.stations) == turned[len(turned) - len(path.stations) :], (
+            "each sends to the next one of the ring"
+        )
+        for station, entries in zip(path.stations[1:], path.adds[1:], strict=True):
             assert {entry.peer for entry in entries} <= {station}
-        assert {entry.peer for entry in way.adds[0]} <= {way.stations[0], *proposal.idle}
+        assert {entry.peer for entry in path.adds[0]} <= {path.stations[0], *proposal.idle}
 
 
 @given(opens(), st.integers(0, 40))
 def test_neighbours_agree_on_source_and_target_of_each_chunk(proposal, count):
     laps = {peer: RingPosition(peer, proposal, count) for peer in proposal.alive}
     peers = ring(proposal)
-    for peer, lap in laps.items():
-        assert lap.owners == laps[peers[0]].owners and lap.outside == proposal.idle
+    for peer, position in laps.items():
+        assert position.owners == laps[peers[0]].owners and position.outside == proposal.idle
         if peer in peers:
-            assert laps[lap.right].left == peer and laps[lap.left].right == peer
+            assert laps[position.right].left == peer and laps[position.left].right == peer
         else:
-            assert lap.left is None and lap.right is None
+            assert position.left is None and position.right is None
         for index in range(count):
-            way, place = lap.way(index)
-            assert (place is None) == (peer not in way.stations) and (not place or way.stations[place - 1] == lap.left)
-            assert (place == 0) == (lap.collectors[index] == peer)
+            path, place = position.path(index)
+            assert (place is None) == (peer not in path.stations) and (
+                not place or path.stations[place - 1] == position.left
+            )
+            assert (place == 0) == (position.collectors[index] == peer)
     if count >= len(peers):
         assert set(laps[peers[0]].owners) == set(peers)
 
@@ -83,8 +87,8 @@ def test_owners_alone_begin_their_chunks_if_all_contributors_are_outside_the_rin
     proposal = Proposal(
         1, 0, Ballot(1, IDS[0]), group, group, (Contribution(IDS[3], 1, 5),), (), None, (), order=(0, 1, 2)
     )
-    for owner, way in ways(proposal).items():
-        assert way.stations == (owner,) and way.adds == (proposal.contributors,) and way.before == (0.0,)
+    for owner, path in paths(proposal).items():
+        assert path.stations == (owner,) and path.adds == (proposal.contributors,) and path.before == (0.0,)
 
 
 def test_result_computed_locally_joins_the_stations_as_the_ring_does():
@@ -94,4 +98,4 @@ def test_result_computed_locally_joins_the_stations_as_the_ring_does():
     payloads = {peer: [f"payload {at}"] for at, peer in enumerate(group)}
     first = joined(Sum(), payloads[IDS[1]], 6.0, [payloads[IDS[2]]], [7.0], 4)
     whole = joined(Sum(), first, 13.0, [payloads[IDS[0]]], [5.0], 4)
-    assert result(ways(proposal)[IDS[0]], payloads, Sum(), 4) == whole
+    assert result(paths(proposal)[IDS[0]], payloads, Sum(), 4) == whole
