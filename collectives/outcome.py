@@ -14,13 +14,13 @@ class Outcome:
     """End of one round for one peer.
 
     results: encoded chunks of the aggregate in grid order, equal on all peers that committed; empty unless committed.
-    commit: end of the round, or None if it did not commit here. certificate: the commit with what proves it to others, in
-    methods with agreement. missing: peers that are out of the round, with reasons. diverged: this peer's state differs
-    from the majority's and must be fetched. dropped: the round did not commit, and its contribution will not be part of
-    any later round, because the model was reset. kept: weight given for a committed round that is not part of it but still
-    in the model, and counts for the next. merged: weight of earlier rounds, in a lineage that gave way, that is still in
-    the model and counts for the next. taken: with or without a commit, the weight that was given is recorded for later
-    rounds and must not be given again.
+    commit: end of the round, or None if it did not commit here. certificate: the commit with its members and their keys, in
+    methods with agreement. missing: peers that are out of the round, with reasons. diverged: this peer's state differs from the
+    majority's and must be fetched. dropped: the round did not commit, and its contribution will not be part of any later round,
+    because the model was reset. kept: weight of our contribution that is not part of the committed round, but is still in the
+    model and counts in the next round. merged: weight of earlier rounds, in a lineage that gave way, that is still in the model
+    and counts in the next round. taken: with or without a commit, the weight of our contribution is recorded for later rounds,
+    and the caller must not pass it again.
     """
 
     results: tuple[Buffer, ...] = ()

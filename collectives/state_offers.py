@@ -1,6 +1,6 @@
 """Offers of states: their check, and the choice of the best one (see `state_sync`).
 
-Many peers send equal chains with them, or alone. Such a chain is decoded and checked once.
+Many peers send the same chain, with an offer or alone. It is decoded and checked only once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OVERHEAD = 1024
 
 
 def unchecked(chain: Chain, fragment: int, trusted: Trusted) -> Proving:
-    """Check of chains in runs without any: none proves anything."""
+    """Return None for each chain: the check of runs without chains."""
     yield from ()
     return None
 
@@ -38,8 +38,8 @@ def unchecked(chain: Chain, fragment: int, trusted: Trusted) -> Proving:
 class ReceivedChain:
     """A chain that other peers have sent.
 
-    It is decoded and checked once, in parts, for all that have sent the same bytes. `useless` is called if it is no chain, or
-    the check has found an error.
+    It is decoded and checked once, in parts, for all peers that have sent the same bytes. `useless` is called if the bytes are
+    no chain, or the check has found an error.
     """
 
     def __init__(self, data: bytes, fragment: int, check: Check, useless: Callable[[], object]) -> None:
@@ -128,7 +128,7 @@ Offers = dict[PeerId, Offered]
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Way to the state after `round`: `rounds` of results, with about `nbytes`, from any of the sources."""
+    """Last rounds up to `round` whose results lead to its state: `rounds` of them, with about `nbytes`."""
 
     round: int
     rounds: int
@@ -181,11 +181,9 @@ def matches(offer: StateOffer, proven: Configuration | None) -> bool:
 def best(offers: Offers, ours: tuple[Digest, int], peers: Collection[PeerId]) -> tuple[tuple[PeerId, ...], bool]:
     """Return the peers, sorted, with the best offer, and True if it is sure.
 
-    It is sure if more than half of its members among `peers` make it.
-
-    Offers of different states after one round, without a majority, are no offer. An offer of a state like `ours` is
-    better than others. A peer without a chain cannot compare two beginnings of the run by different founders; then most
-    peers decide.
+    It is sure if more than half of its members among `peers` make it. Without a majority among different states after one
+    round, no offer is the best. An offer of a state like `ours` is better than others. A peer without a chain cannot compare
+    two beginnings of the run by different founders; then the founder that most peers name counts.
     """
     same = {peer: one for peer, one in offers.items() if (one.offer.layout, one.offer.nbytes) == ours}
     found = same or offers
@@ -233,7 +231,7 @@ def newest(offers: Offers, below: int, ours: tuple[Digest, int]) -> tuple[PeerId
 
 
 def replay_of(offers: Offers, offer: StateOffer, reached: int | None, have: Sequence[Digest]) -> Replay | None:
-    """Return the rounds since `reached`, if peers with this offer serve them and they are the shorter way."""
+    """Return the rounds since `reached`, if peers with this offer serve them in fewer bytes."""
     if reached is None or not 0 < (rounds := offer.round - reached):
         return None
     same = {peer: one for peer, one in sorted(offers.items()) if one.offer.digest == offer.digest}

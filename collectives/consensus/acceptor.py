@@ -1,7 +1,7 @@
 """Acceptor: promises and votes of one peer in a round; its memory makes the result unique.
 
-A promise or vote is durable before it is sent (see `vote_store`), so a peer that restarts remembers it. If the store
-fails, the peer does not promise or vote. A peer without its store is another life, which is no member (see `Proposal.lives`).
+A promise or vote is durable before it is sent (see `vote_store`), so a peer that restarts remembers it. If the store fails, the
+peer does not promise or vote. A peer that has lost its store has a new life, which is no member (see `Proposal.lives`).
 
 An acceptor may always ignore a ballot. The ballots of one peer are followed only as often as an honest proposer begins
 them: some at once, then one after pauses that double. Otherwise the peer that asks most often would win, and no ballot of
@@ -28,22 +28,22 @@ from thinwire.swarm.messages.registry import (
 )
 
 LEAP = 10_000
-"""Maximum number of terms between two ballots: two sides of a partition after a day."""
+"""Maximum difference between our term and that of a new ballot: two sides of a partition after a day."""
 
 LAST_TERM = 2**31
-"""Highest term of a ballot: the numbers of a message must suffice."""
+"""Highest term of a ballot, so that no term exceeds the 32 bits that it has in a message."""
 
 BALLOTS = 4
-"""Ballots of one round that may follow each other at once, for the usual failures and complaints."""
+"""Ballots of one round that may follow each other without a pause: the usual failures need as many."""
 
-REST = 8.0
+MAX_PAUSE = 8.0
 """Maximum patiences between two ballots of one leader; pauses begin with a quarter and double."""
 
 
-def rest(ballots: int) -> float:
-    """Return the patiences to wait after that number of ballots of a round."""
+def ballot_pause(ballots: int) -> float:
+    """Return the patiences that a leader waits after this number of ballots of a round."""
     # There may be thousands, so the exponent is bounded as well as the result.
-    return min(REST, 0.125 * 2.0 ** min(ballots - BALLOTS, 16)) if ballots > BALLOTS else 0.0
+    return min(MAX_PAUSE, 0.125 * 2.0 ** min(ballots - BALLOTS, 16)) if ballots > BALLOTS else 0.0
 
 
 class Acceptor:
@@ -116,7 +116,7 @@ class Acceptor:
         if ballot.term > min(self.promised.term + LEAP, LAST_TERM) or (count >= BALLOTS and now < until):
             return False
         # Somewhat less than an honest leader pauses: messages overtake each other, and patiences differ.
-        self._heeded[ballot.leader] = (count + 1, now + 0.75 * rest(count + 1) * self._terms.patience)
+        self._heeded[ballot.leader] = (count + 1, now + 0.75 * ballot_pause(count + 1) * self._terms.patience)
         return True
 
     def trusts(self, peer: PeerId) -> bool:
@@ -125,7 +125,7 @@ class Acceptor:
 
     @property
     def heeded(self) -> tuple[PeerId, ...]:
-        """Peers that have begun ballots above the first which we have followed or promised."""
+        """Leaders of the ballots above the first that we have followed or promised."""
         return tuple(self._heeded)
 
     def vote(self, proposal: Proposal, digest: Digest) -> bool:

@@ -68,7 +68,7 @@ class Announcements:
         return 2 * max(bases.values(), default=0) > len(terms.members)
 
     def signed(self, peer: PeerId) -> SignedAnnouncement | None:
-        """Return the newest announcement of a peer with its signature, None if either is not here."""
+        """Return the newest announcement of a peer with its signature; None if one of them is unknown here."""
         ready = self.newest.get(peer)
         signature = None if ready is None else self._equivocation.signature_of(peer, ready.statement())
         return SignedAnnouncement(ready.statement(), signature) if ready is not None and signature is not None else None
@@ -84,9 +84,9 @@ class Announcements:
         return shown.ready if shown is not None else None
 
     def keep(self, proposal: Proposal, voted: Proposal | None) -> None:
-        """Keep the announcements that a proposal and our last vote name.
+        """Store the announcements that a proposal and our last vote name.
 
-        Their peers may replace them, but the results depend on these, and a later ballot may adopt those of our vote.
+        Their peers may announce again, but the results depend on these announcements, and a later ballot may adopt our vote.
         """
         before, self._named = self._named, {}
         for entry in (*proposal.contributors, *(voted.contributors if voted is not None else ())):

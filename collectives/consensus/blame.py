@@ -9,7 +9,7 @@ has committed. The chunks move to other owners only if the round cannot commit w
 the vote of the owner, which has not voted after a patience. In that case the peer that complains loses its chunks, too.
 
 In a ring no peer can find the fault: each partial sum has passed through many peers, and all stop when one stops. So one
-complaint ends the ring for the round, without a blamed peer. The owners that follow find the faulty peer.
+complaint ends the ring for the round, and no peer is blamed. The next ballot has owners instead, which find the faulty peer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection
 
 from thinwire.collectives.consensus.acceptor import BALLOTS
 from thinwire.collectives.consensus.announcements import Announcements
-from thinwire.collectives.consensus.proposal import FAULTS, TWO_FACED, WITHHELD, RoundTerms
+from thinwire.collectives.consensus.proposal import FAULTS, TWO_ANNOUNCEMENTS, WITHHELD, RoundTerms
 from thinwire.swarm.messages.registry import Ballot, Blame, PeerId, Proposal
 
 UNSERVED = ("result", "result missing")
@@ -27,6 +27,7 @@ UNSERVED = ("result", "result missing")
 
 BROKEN = "ring"
 """Reason of a Blame in a ring: the data of the neighbour is wrong or missing."""
+
 SUBTOTAL, UNSUMMED = "subtotal", "subtotal missing"
 """Reasons of a Blame against a relay: the value of its group is wrong or missing."""
 
@@ -34,8 +35,8 @@ SUBTOTAL, UNSUMMED = "subtotal", "subtotal missing"
 class BlameBook:
     """Complaints of one round at one peer, which counts them while it leads.
 
-    Their number is bounded by the square of the group.
-    `idle`: peers without chunks from the start. `barred`: peers whose contributions are excluded from the start.
+    Their number is bounded by the square of the group. `idle`: peers without chunks from the start. `barred`: peers whose
+    contributions are excluded from the start.
     """
 
     def __init__(self, idle: Collection[PeerId] = (), barred: Collection[PeerId] = ()) -> None:
@@ -43,12 +44,14 @@ class BlameBook:
         """Excluded contributions by peer, with reasons."""
         self.idle: set[PeerId] = set(idle)
         """Peers that must not own chunks."""
-        self.two_faced: set[PeerId] = set()
+        self.equivocators: set[PeerId] = set()
         """Peers with two announcements in this round, which take no part in it."""
-        self.straight = False
+        self.ring_failed = False
         """True if a ring has failed in this round."""
         self._complaints: dict[PeerId, set[PeerId]] = {}
+        """Accusers of each contributor."""
         self._unserved: dict[PeerId, set[PeerId]] = {}
+        """Accusers of each owner of chunks in `_ballot`."""
         self._ballot: Ballot | None = None
         self._forgiven: set[PeerId] = set()
 
@@ -56,9 +59,10 @@ class BlameBook:
         """Forget the complaints against a peer that contributes again, but only once."""
         if self.rejected.get(peer) == WITHHELD:
             return  # Another announcement brings no data.
-        if peer not in self._forgiven and (peer in self.rejected or peer in self._complaints or peer in self.two_faced):
+        accused = peer in self.rejected or peer in self._complaints or peer in self.equivocators
+        if accused and peer not in self._forgiven:
             self._forgiven.add(peer)
-            self.two_faced.discard(peer)
+            self.equivocators.discard(peer)
             self.rejected.pop(peer, None)
             self._complaints.pop(peer, None)
 
@@ -86,17 +90,17 @@ class BlameBook:
         if accuser not in proposal.alive:
             return False
         if proven:
-            news = proposal.adopted is None and blame.peer not in self.two_faced
-            self.two_faced.add(blame.peer)
-            return news
+            changes = proposal.adopted is None and blame.peer not in self.equivocators
+            self.equivocators.add(blame.peer)
+            return changes
         if blame.reason == BROKEN:
-            news = bool(proposal.order) and not self.straight
-            self.straight |= news
-            return news
+            changes = bool(proposal.order) and not self.ring_failed
+            self.ring_failed |= changes
+            return changes
         if blame.reason in UNSERVED:
-            return self._lacks(accuser, blame.peer, proposal, suffice, silent)
+            return self._on_missing_result(accuser, blame.peer, proposal, suffice, silent)
         if blame.reason in (SUBTOTAL, UNSUMMED):
-            return self._bypass(accuser, blame.peer, proposal)
+            return self._on_missing_subtotal(accuser, blame.peer, proposal)
         contributes = any(entry.peer == blame.peer for entry in proposal.contributors)
         if blame.reason not in FAULTS or not contributes or blame.peer in self.rejected:
             return False
@@ -112,8 +116,11 @@ class BlameBook:
             return self._reject(blame)
         return self._relieve(accuser, blame.peer, others)
 
-    def _bypass(self, owner: PeerId, relay: PeerId, proposal: Proposal) -> bool:
-        """Handle a missing value of a group: the relay loses its chunks, the owner only if it does not lead."""
+    def _on_missing_subtotal(self, owner: PeerId, relay: PeerId, proposal: Proposal) -> bool:
+        """Handle the owner's complaint about a relay, which loses its chunks.
+
+        The owner loses its chunks, too, unless it leads.
+        """
         working = set(proposal.alive) - set(proposal.idle)
         if relay in self.idle or relay == owner or not {owner, relay} <= working:
             return False
@@ -134,7 +141,7 @@ class BlameBook:
             self.idle.add(accused)
         return True
 
-    def _lacks(
+    def _on_missing_result(
         self,
         accuser: PeerId,
         owner: PeerId,
@@ -182,14 +189,14 @@ class Complaints:
         if now < self._made.get((peer, reason), -math.inf) + self._terms.patience / 4:
             return None
         self._made[peer, reason] = now
-        announced = self._announcements.signed(peer) if reason == TWO_FACED else None
+        announced = self._announcements.signed(peer) if reason == TWO_ANNOUNCEMENTS else None
         return Blame(self._terms.round, self._terms.fragment, proposal.ballot, peer, reason, announced)
 
     def of_life(self, proposal: Proposal) -> Blame | None:
         """Return a complaint about a life in a proposal, with the member's announcement of another one."""
         peer, announced = self._announcements.other_life(proposal)
         place = self._terms.round, self._terms.fragment, proposal.ballot
-        return Blame(*place, peer, TWO_FACED, announced) if announced is not None else None
+        return Blame(*place, peer, TWO_ANNOUNCEMENTS, announced) if announced is not None else None
 
     def unwanted(self, proposal: Proposal) -> list[tuple[PeerId, str]]:
         """Return the contributors that we would exclude, if enough others are left, and the reason."""
@@ -201,10 +208,8 @@ class Complaints:
     def doubted(self, proposal: Proposal | None) -> list[tuple[PeerId, str]]:
         """Return a contributor with two announcements, if there is one, and the reason.
 
-        One only: that spoils the ballot, and a leader that lies could name false announcements of all.
+        One complaint is enough to end the ballot, and a leader that lies could name false announcements of all contributors.
         """
-        return (
-            [(peer, TWO_FACED) for peer in self._announcements.contradicted(proposal)[:1]]
-            if proposal is not None
-            else []
-        )
+        if proposal is None:
+            return []
+        return [(peer, TWO_ANNOUNCEMENTS) for peer in self._announcements.contradicted(proposal)[:1]]

@@ -22,10 +22,10 @@ def certified(message: Commit, electorate: Electorate, verify: Verify) -> bool:
 def certificate(
     message: Commit, terms: RoundTerms, key_of: Callable[[PeerId], bytes | None], verify: Verify
 ) -> Certificate | None:
-    """Return a commit with all that others need to check it.
+    """Return a commit with its electorate and the keys that others need to check it.
 
-    Return None if too few votes can be checked any more. The certificate has only the valid votes: others judge by these
-    how far they can believe it. key_of: returns the public key of a peer.
+    Return None if too few votes are valid, or their keys are unknown. The certificate has only the valid votes, because a
+    peer that knows an earlier electorate counts how many of it have voted. key_of: returns the public key of a peer.
     """
     members = terms.seniors or terms.members
     valid = voters(message, members, terms.fraction, verify)
@@ -57,7 +57,7 @@ def compact(commit: Commit) -> CompactCommit:
 
 
 def with_proposal(message: CompactCommit, known: Iterable[Proposal | None]) -> Commit | None:
-    """Return the commit, if one of the `known` proposals is its own, and the votes have their form."""
+    """Return the commit; None if its proposal is not among the `known` ones, or its votes are malformed."""
     for proposal in known:
         if proposal is not None and proposal.ballot == message.ballot and name_of(proposal) == message.proposal_digest:
             with suppress(ValueError):

@@ -10,7 +10,8 @@ votes cover (`Proposal.electorate`). It proves its round, and the members that i
 
 The second rule is the skipping verification of Tendermint's light client (Braithwaite and others, arXiv 2010.07031) for
 peers that crash but do not lie. It keeps chains short: a certificate that follows from an earlier point of the chain
-replaces all between (`extended`). So a run whose founder stays has two links, however often others come and go.
+replaces all between (`extended`). So the chain of a run whose founder stays is one fork and one certificate, however often
+other peers join and leave.
 
 Peer ids are hashes of public keys, so the keys that signatures need are part of the chain and prove themselves.
 """
@@ -42,6 +43,7 @@ WithKeys = Callable[[tuple[bytes, ...]], Verify]
 """Returns a function that checks signatures, also of the owners of these public keys."""
 
 Trusted = Callable[[Fork], bool]
+"""Returns True for the first fork of a run that this peer may take part in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +75,9 @@ def founded(chain: Chain, fork: Fork) -> Chain:
 
 
 def extended(chain: Chain, certificate: Certificate) -> Chain:
-    """Return the chain with a newer round of its lineage.
+    """Return the chain with a newer round of its lineage, without the certificates that it replaces.
 
-    It lacks the certificates that are not needed any more. The new one is not checked: this peer did so when its round
-    committed.
+    The new certificate is not checked: this peer checked its votes when the round committed.
     """
     entry = chain[-1]
     agreed = {proof.peer for proof in certificate.commit.votes}
@@ -131,9 +132,8 @@ def checked(
 ) -> Proving:
     """Check a chain part by part; return what it proves. The whole takes seconds if the chain is long.
 
-    fraction: see RoundTerms. trusted: returns True for the beginning of a run that this peer may take part in. gaps: a
-    lineage may begin at a later round than the newest one before it, and without its members: a lost pipeline stage is made
-    again so.
+    fraction: see RoundTerms. gaps: a lineage may begin at a later round than the newest one before it, and without its members,
+    as that of a recovered pipeline stage does.
     """
     here: Configuration | None = None
     for entry in chain if len(chain) <= MAX_CHAIN_ENTRIES else ():

@@ -98,7 +98,7 @@ class Electorate:
     def waiting_for(self, ready: Collection[PeerId]) -> tuple[PeerId, ...]:
         """Return the reachable members and applicants that are not ready yet.
 
-        Applicants have a grace and are no members.
+        An applicant is a peer with a grace that is no member.
         """
         applicants = self.terms.graces.keys() - set(self.terms.members)
         return tuple(

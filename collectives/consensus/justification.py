@@ -7,7 +7,7 @@ members count as voters of every reported value (`bound`).
 
 An honest acceptor votes in a ballot above the first only if it is justified. This differs from Paxos, where acceptors
 trust the proposer, and from PBFT (Castro and Liskov 1999), where a value is locked in a phase of its own before it is
-chosen. A round here has one phase less than PBFT. The price: two possible values stop it until more members answer.
+chosen. A round here has one phase fewer than in PBFT. The price: two possible values stop it until more members answer.
 """
 
 from __future__ import annotations

@@ -28,13 +28,13 @@ from thinwire.swarm.messages.registry import (
 MISSING, WITHHELD = "chunk missing", "withheld"
 """Reasons of a Blame: data of a contributor is missing, now or in so many rounds that it is excluded."""
 
-TWO_FACED = "two announcements"
+TWO_ANNOUNCEMENTS = "two announcements"
 """Reason of a Blame: a proposal names another announcement than the accuser has."""
 
 FAULTS = (
     MISSING,
     "not announced",
-    TWO_FACED,
+    TWO_ANNOUNCEMENTS,
     "hash",
     "length",
     "not finite",
@@ -57,14 +57,14 @@ class RoundTerms:
     seniors: the same by seniority, see quorum.py; empty: leader order. lineage: see `Fork`.
     base: state digest after that round. plan: digest of layout, codec, grid and aggregation.
     fraction: share of the members that must be exceeded. min_peers: fewest contributors.
-    max_weight: most tokens that one contribution may claim. room: most contributors.
-    grace: seconds to wait for stragglers once a quorum is ready. graces: other values for these members, and for
-    applicants, see RoundStarter. limit: least value for a peer that does not lead. patience: seconds without progress before
-    a peer acts; the caller derives it from the duration of earlier rounds. weights: the peers that may contribute, with
-    fixed weights; None: all peers, with their announced weights. spare: peers that contribute only if there are too few
-    others.
-    chunks: number of chunks of the fragment if owners are chosen by bandwidth; 0: all peers own equally many. hands: True if
-    a ballot may state uplink capacities, so that peers pass payloads on. sited: True if it states which peers share a site.
+    max_weight: most tokens that one contribution may claim. max_contributors: most contributors.
+    grace: seconds to wait for stragglers once a quorum is ready. graces: other values for these members, and for applicants,
+    see RoundStarter. limit: least wait of a peer that opens the round in place of the first leader. patience: seconds without
+    progress before a peer acts; the caller derives it from the duration of earlier rounds. weights: the peers that may
+    contribute, with fixed weights; None: all peers, with their announced weights. spare: peers that contribute only if there
+    are too few others.
+    chunks: number of chunks of the fragment if owners are chosen by bandwidth; 0: all peers own equally many. relays: True if
+    a ballot may state uplink capacities, so that peers relay payloads. sited: True if it states which peers share a site.
     buffered: True if members announce their presence before they contribute. Then a round waits for one contribution, or
     `min_peers`, then `grace` for those of other members, and a patience for members that have not announced themselves.
     lives: known lives of members; other members may have any life.
@@ -80,7 +80,7 @@ class RoundTerms:
     fraction: float = 0.5
     min_peers: int = 1
     max_weight: int = 2**53 - 1
-    room: int = MAX_GROUP
+    max_contributors: int = MAX_GROUP
     grace: float = 10.0
     limit: float = 0.0
     graces: Mapping[PeerId, float] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class RoundTerms:
     weights: Mapping[PeerId, int] | None = None
     spare: frozenset[PeerId] = frozenset()
     chunks: int = 0
-    hands: bool = False
+    relays: bool = False
     sited: bool = False
     buffered: bool = False
     ring: Order | None = None
@@ -167,7 +167,7 @@ def sound(proposal: Proposal, terms: RoundTerms) -> bool:
         (proposal.round, proposal.fragment, proposal.lineage) == (terms.round, terms.fragment, terms.lineage)
         and proposal.electorate == terms.electorate
         and set(proposal.idle) < set(proposal.alive)
-        and terms.min_peers <= len(proposal.contributors) <= terms.room
+        and terms.min_peers <= len(proposal.contributors) <= terms.max_contributors
         and all(
             list(ids) == sorted(set(ids))
             for ids in (proposal.group, proposal.alive, proposal.idle, proposal.kept, peers)
@@ -187,8 +187,8 @@ def sound(proposal: Proposal, terms: RoundTerms) -> bool:
 
 
 def _shares_valid(proposal: Proposal, terms: RoundTerms) -> bool:
-    """Return True if shares are valid: chunks that add up to the fragment, or uplinks above 0."""
-    if terms.hands:
+    """Return True if shares are valid: chunks that add up to the fragment, or capacities above 0."""
+    if terms.relays:
         return len(proposal.shares) == len(proposal.group) and 0 not in proposal.shares
     return 0 < terms.chunks == sum(proposal.shares) and len(proposal.shares) == len(proposal.group)
 
@@ -234,13 +234,13 @@ def propose(
     distrusted: Collection[PeerId] = (),
     idle: Collection[PeerId],
     before: Proposal | None,
-    straight: bool = False,
+    without_ring: bool = False,
     farewells: tuple[Farewell, ...] = (),
 ) -> Proposal | None:
     """Return a freely chosen proposal; None if there are too few contributors.
 
     All of `able` contribute, except the rejected, and the `distrusted` if enough others do. The group is that of the ballot
-    `before`, if any, so that only chunks of departed or idle peers change their owner. `straight`: without a ring.
+    `before`, if any, so that only chunks of departed or idle peers change their owner.
     """
     group, shares = (before.group, before.shares) if before is not None else (able, None)
     alive = tuple(peer for peer in able if peer in group)
@@ -254,10 +254,10 @@ def propose(
     if len(first) >= terms.min_peers:
         excluded = {**excluded, **{peer: "spare" for peer in willing if peer in terms.spare}}
         willing = first
-    if len(willing) > terms.room:
+    if len(willing) > terms.max_contributors:
         # The order of the members changes with each round, so that not always the same peers are left out.
         order = {peer: place for place, peer in enumerate(terms.members)}
-        willing = sorted(sorted(willing, key=lambda peer: order.get(peer, len(order)))[: terms.room])
+        willing = sorted(sorted(willing, key=lambda peer: order.get(peer, len(order)))[: terms.max_contributors])
     contributors = tuple(
         Contribution(peer, ready[peer].attempt, _weight(ready[peer], peer, terms), ready[peer].digest)
         for peer in willing
@@ -266,12 +266,12 @@ def propose(
         return None
     out = _listed({**rejected, **excluded})
     resting = _resting(idle, alive)
-    ring = () if straight or terms.ring is None else placement.order(terms.ring, alive, resting, ready)
+    ring = () if without_ring or terms.ring is None else placement.order(terms.ring, alive, resting, ready)
     if ring:
         shares = ()  # All peers of a ring send equally many bytes.
     elif shares is None:
         links = placement.loads(group, willing, resting, ready)
-        shares = relay_plan.shares(links) if terms.hands else allot(terms.chunks, links, terms.fragment)
+        shares = relay_plan.shares(links) if terms.relays else allot(terms.chunks, links, terms.fragment)
     sites: tuple[int, ...] = ()
     if terms.sited:  # Results depend on the sites, so a group has the same sites in all ballots.
         kept = before is not None and group is before.group
@@ -338,7 +338,7 @@ def adopt(
     group = tuple(sorted({*alive, *old.group[: MAX_GROUP - len(alive)]}))
     owned = dict(zip(old.group, old.shares, strict=False))
     # The shares of an all-gather are uplinks above 0, and those of new peers are unknown.
-    kept = owned and (owned.keys() == set(group) if terms.hands else owned.keys() <= set(group))
+    kept = owned and (owned.keys() == set(group) if terms.relays else owned.keys() <= set(group))
     out = _listed({entry.peer: entry.reason for entry in old.excluded} | dict(excluded))
     return Proposal(
         terms.round,

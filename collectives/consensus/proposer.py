@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, rest
+from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, ballot_pause
 from thinwire.collectives.consensus.blame import BlameBook
 from thinwire.collectives.consensus.certificates import compact
 from thinwire.collectives.consensus.electorate import Electorate
@@ -13,7 +13,7 @@ from thinwire.collectives.consensus.proposal import (
     DISTRUSTED,
     LEFT,
     ON_TRIAL,
-    TWO_FACED,
+    TWO_ANNOUNCEMENTS,
     adopt,
     fit,
     name_of,
@@ -58,15 +58,21 @@ class Proposer:
         self._promises: dict[PeerId, Signed] | None = None
         self._votes: dict[PeerId, tuple[Digest, bytes]] = {}
         self._informed: set[PeerId] = set()
-        """Peers to which our last proposal went over a link that has held since."""
+        """Peers to which our last proposal went over a link that is still open."""
         self._asked: set[PeerId] = set()
+        """Peers that have not answered the Prepare of our ballot."""
         self._guests: set[PeerId] = set()
+        """Peers that have answered it, are ready, and are no members."""
         self._ballots = 0
-        self._rested = 0.0
-        self._since = 0.0
+        """Number of ballots above the first that we or others have begun in this round."""
+        self._pause_until = 0.0
+        """Time before which we begin no other ballot."""
+        self._prepared_at = 0.0
         self._opened_at = 0.0
         self._tried: set[Digest] = set()
-        self._free = False  # True if we have led a ballot above the first in which all peers computed the results
+        """Digests of the results that our ballots have adopted."""
+        self._free = False
+        """True if we have led a ballot above the first in which the owners computed the results."""
 
     @property
     def preparing(self) -> bool:
@@ -98,14 +104,14 @@ class Proposer:
     def next(self, promised: Ballot, now: float) -> Ballot | None:
         """Return our next ballot above the promised one; None if it is too early, or if no number is left."""
         term = max(promised.term, 1) + 1
-        return Ballot(term, self._electorate.me) if now >= self._rested and term <= LAST_TERM else None
+        return Ballot(term, self._electorate.me) if now >= self._pause_until and term <= LAST_TERM else None
 
     def prepare(self, promise: Promise, signature: bytes, now: float) -> None:
         """Begin a ballot, with our own promise and our signature of it."""
         self._ballots += 1
-        self._rested = now + rest(self._ballots) * self._terms.patience
+        self._pause_until = now + ballot_pause(self._ballots) * self._terms.patience
         self.first(promise, signature)
-        self.urged, self._since = False, now
+        self.urged, self._prepared_at = False, now
         self._asked, self._guests = self._electorate.live - {self._electorate.me}, set()
         # Peers on trial must not hold up a ballot.
         self._asked = {peer for peer in self._asked if not self._electorate.on_trial(peer)}
@@ -126,7 +132,7 @@ class Proposer:
             self._guests.add(sender)
 
     def excuse(self, peer: PeerId) -> None:
-        """Stop waiting for a peer that has no state, unless it is a member, whose former life may have voted."""
+        """Stop waiting for a peer that has no state, unless it is a member: its former life may have voted."""
         if peer not in self._terms.members:
             self._asked.discard(peer)
 
@@ -140,12 +146,13 @@ class Proposer:
             return False, None
         if message.digest is None:
             return False, None  # A leader's statement about its proposal is no vote.
-        news = sender not in self._votes
+        is_first = sender not in self._votes
         self._votes[sender] = (message.digest, signature)
         same = {peer for peer, (digest, _) in self._votes.items() if digest == message.digest}
         if not self._electorate.suffice(same, proposal):
-            return news, None
-        return news, Commit(proposal, message.digest, tuple(Proof(peer, self._votes[peer][1]) for peer in sorted(same)))
+            return is_first, None
+        proofs = tuple(Proof(peer, self._votes[peer][1]) for peer in sorted(same))
+        return is_first, Commit(proposal, message.digest, proofs)
 
     def commit_messages(self, commit: Commit) -> list[tuple[PeerId, Message]]:
         """Return the commit for each reachable peer: without its proposal for those that have it."""
@@ -157,18 +164,18 @@ class Proposer:
         ]
 
     def on_link_down(self, peer: PeerId) -> None:
-        """Note that what was sent to a peer may be lost."""
+        """Note that our last proposal may not have reached a peer."""
         self._informed.discard(peer)
 
     def on_peer_lost(self, peer: PeerId, proposal: Proposal | None) -> None:
-        """Note that a peer is gone: if it takes part in our ballot, we begin another one."""
+        """Note that a peer has departed: if it takes part in our ballot, we begin another one."""
         self.urged |= proposal is not None and peer in proposal.alive and self.leads(proposal)
 
     def on_blame(self, sender: PeerId, message: Blame, proposal: Proposal, now: float, *, proven: bool = False) -> None:
         """Handle a complaint about our ballot."""
         if proposal.ballot.leader == self._electorate.me and message.ballot == proposal.ballot:
             late = now >= self._opened_at + self._terms.patience
-            news = self.blame_book.on_message(
+            changed = self.blame_book.on_message(
                 sender,
                 message,
                 proposal,
@@ -176,7 +183,7 @@ class Proposer:
                 silent=lambda peer: late and peer not in self._votes,
                 proven=proven,
             )
-            self.urged |= news and self.leads(proposal)
+            self.urged |= changed and self.leads(proposal)
 
     def on_new_announcement(self, sender: PeerId) -> None:
         """Note that a peer has announced another contribution."""
@@ -198,7 +205,7 @@ class Proposer:
         present, late = set(self._ready), False
         if ballot.term > 1:
             # Peers that are not ready are asked as well: the swarm may have continued without us, and they would know.
-            late = now >= self._since + self._terms.patience
+            late = now >= self._prepared_at + self._terms.patience
             if self._asked & electorate.live and not late:
                 return None
             present = {*promises, *self._guests}
@@ -238,9 +245,9 @@ class Proposer:
         trial = {peer for peer, why in uncounted.items() if why == ON_TRIAL}
         if ballot.term > 1:  # Others may know other endorsements, and defer a proposal with a newcomer on trial.
             trial |= {peer for peer in able if self._electorate.on_trial(peer)}
-        two_faced = self.blame_book.two_faced
-        able = tuple(peer for peer in able if peer not in trial | two_faced)
-        unable |= dict.fromkeys(sorted(trial), ON_TRIAL) | dict.fromkeys(sorted(two_faced), TWO_FACED)
+        equivocators = self.blame_book.equivocators
+        able = tuple(peer for peer in able if peer not in trial | equivocators)
+        unable |= dict.fromkeys(sorted(trial), ON_TRIAL) | dict.fromkeys(sorted(equivocators), TWO_ANNOUNCEMENTS)
         if before is not None and not self._electorate.enough(set(able) & set(before.group), left):
             before = None  # Only peers of the group can vote, and there are too few of them.
         excluded = dict.fromkeys(self._electorate.farewells, LEFT) | unable
@@ -252,7 +259,7 @@ class Proposer:
             idle.clear()  # Otherwise no peer would own chunks.
         fresh = set(able) - set(terms.members)
         if 2 * len(fresh) <= len(able) and not (idle | fresh).issuperset(able):
-            idle |= fresh  # It is not known yet if newcomers are reliable.
+            idle |= fresh  # It is not known yet whether newcomers are reliable.
         found, possible = decidable({peer: one for peer, (one, _) in promises.items()}, left, self._electorate)
         if len(possible) > 1 and self._electorate.liars:
             return None  # One of them has been chosen, or none; more members must answer.
@@ -270,7 +277,6 @@ class Proposer:
         for peer in before.group if before is not None else terms.members:
             if peer not in known:
                 excluded[peer] = "late" if peer in live else "silent"
-        straight = self.blame_book.straight
         for old in (before, None):
             proposal = propose(
                 ballot,
@@ -282,7 +288,7 @@ class Proposer:
                 distrusted=[peer for peer, why in uncounted.items() if why == DISTRUSTED],
                 idle=idle,
                 before=old,
-                straight=straight,
+                without_ring=self.blame_book.ring_failed,
                 farewells=farewells,
             )
             if proposal is not None:

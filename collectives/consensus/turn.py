@@ -1,6 +1,6 @@
 """Turn of a peer: the time at which it begins a ballot.
 
-That is the first one of the round, or one in place of a leader that is gone or stuck.
+That is the first one of the round, or one in place of a leader that has departed or makes no progress.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Turn:
     def held(self, proposal: Proposal | None, now: float) -> bool:
         """Return True if a ballot of another peer would only delay the round.
 
-        The proposal in progress has moved within the patience, or the first one is to come. A ballot without a proposal holds
-        back no other one: several peers may begin ballots at a time, and the highest has to win.
+        That is so if the proposal in progress has made progress within the patience, or if the first one is still to come. A
+        ballot without a proposal does not delay another one: several peers may begin ballots at a time, and the highest wins.
         """
         promised = self._acceptor.promised
         if promised.term == 0:

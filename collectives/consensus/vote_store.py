@@ -68,7 +68,7 @@ class VoteStore(Protocol):
 
     @property
     def numbers(self) -> int:
-        """No announcement of this life has a higher number, also none of an earlier process."""
+        """Upper bound of the numbers of this life's announcements, those of earlier processes included."""
         ...
 
     def use_number(self, number: int) -> None:

@@ -61,7 +61,7 @@ class Repair:
     def sources(self) -> list[PeerId]:
         """Reachable peers that hold every result: those that voted for them.
 
-        After a verdict, if no voter is left: peers that claim to be past the round.
+        After the commit, if no voter is reachable: peers that claim to be past the round.
         """
         agreement = self._agreement
         return self.voters or (sorted(agreement.past & agreement.reachable) if agreement.commit else [])

@@ -292,14 +292,14 @@ class Round:
     def _count_partial_frames(self, now: float) -> None:
         """Count bytes of incomplete frames as progress, so that slow links are not taken for stuck peers.
 
-        On an uplink shared by all receivers, the first whole chunk takes as long as nearly everything.
+        On an uplink that all receivers share, the first chunk is complete only when nearly all data has been sent.
         """
         proposal, (then, before) = self.data_plane.proposal, self._received
         if proposal is None or not self.data_plane.results.missing or now < then + self.agreement.terms.patience / 8:
             return
-        came = {peer: self._send_queue.received(peer) for peer in self.data_plane.awaited_peers(proposal)}
-        self._received = (now, came)
-        grown = sum(count - before[peer] for peer, count in came.items() if peer in before)
+        counts = {peer: self._send_queue.received(peer) for peer in self.data_plane.awaited_peers(proposal)}
+        self._received = (now, counts)
+        grown = sum(count - before[peer] for peer, count in counts.items() if peer in before)
         if grown >= TRICKLE * (now - then):
             self.data_plane.progress.partly_arrived()
 
@@ -328,7 +328,7 @@ class Round:
         """Send the agreement's messages."""
         for to, message in self.agreement.take():
             if isinstance(message, Propose):
-                # A receiver that has just come may not know the signers.
+                # A receiver that has just joined may not know the signers.
                 signers = {*(report.peer for report in message.reports), *departed(message.proposal)}
                 keys = tuple(key for peer in sorted(signers) if (key := self._key_of(peer)) is not None)
                 message = msgspec.structs.replace(message, keys=keys)

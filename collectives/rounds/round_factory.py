@@ -102,7 +102,7 @@ class RoundFactory:
         pending_frames: PendingFrames | None = None,
         kept: OwnerResiduals | None = None,
         aside: Work = at_once,
-        sick: Callable[[], Collection[PeerId]] = tuple,
+        slow_peers: Callable[[], Collection[PeerId]] = tuple,
         spans: Callable[[], tuple[Span, ...]] = tuple,
         report_equivocation: ReportEquivocation = lambda peer, first, second: None,
         banned: Callable[[], Collection[PeerId]] = tuple,
@@ -116,7 +116,7 @@ class RoundFactory:
         """Set when the others are so far ahead that we cannot follow."""
         self.pending_frames = PendingFrames(MAX_PENDING, MAX_PENDING_EACH) if pending_frames is None else pending_frames
         """Frames of the next round."""
-        self.sick = sick
+        self.slow_peers = slow_peers
         """Returns peers that must not own chunks in rounds that we lead."""
         self.spans = spans
         """Returns our measurements of links to other peers."""
@@ -169,14 +169,14 @@ class RoundFactory:
                 seniors=terms.members,
                 patience=self.patience,
                 chunks=chunks,
-                hands=self._by_bandwidth and self._collective == "all-gather",
+                relays=self._by_bandwidth and self._collective == "all-gather",
                 sited=self._topology == "hierarchy",
                 ring=partial(self._ring, seed, terms.round) if self._topology == "ring" else None,
             ),
             sign=lambda message: sign_message(message, b"", self._identity, self._run_id),
             verify=self.verify,
             live=self._live,
-            idle={*self.peer_backoff.resting(terms.round), *self.sick()},
+            idle={*self.peer_backoff.resting(terms.round), *self.slow_peers()},
             barred=self.peer_backoff.barred(terms.round),
             hasty=self.peer_backoff.hasty(terms.round),
             store=store,
@@ -285,7 +285,7 @@ class RoundFactory:
     def _settle(self, current: Round) -> None:
         """Suspend rings for 2 rounds after a failed one, then for 4, 8 and so on.
 
-        A ring that holds takes one step back.
+        A ring that succeeds undoes one of these steps.
         """
         data_plane = current.data_plane
         if isinstance(data_plane, Ring) and data_plane.broken:

@@ -4,7 +4,7 @@ Every contributor sends its payload to all peers, and every peer computes the re
 
 Meant for sparse payloads, which are small and differ in length. Announcements, ballots and votes are the same as with a
 butterfly: a payload is announced by the hashes of its pieces, and the results voted for are the pieces of all
-contributors in the order of the proposal. So the result is a pure function of the verdict, no owner has to be trusted, and
+contributors in the order of the proposal. So the result is a pure function of the proposal, no owner has to be trusted, and
 any peer can supply missing pieces, which are identified by their hashes.
 
 A contributor with a weak uplink sends a piece to one helper only, which forwards it to the other peers (see
@@ -81,7 +81,7 @@ class AllGather(DataPlane):
 
     @property
     def failed(self) -> set[PeerId]:
-        """Return the peers that must not relay in the next rounds."""
+        """Peers that must not relay in the next rounds."""
         return self._relay_plan.failed
 
     def contribute(self, source: Sequence[Buffer], attempt: int) -> None:
@@ -146,9 +146,7 @@ class AllGather(DataPlane):
     def _scatter(self, proposal: Proposal) -> None:
         """Send our payload to all other peers.
 
-        Each piece starts at another peer, so that all links are in use at once.
-
-        Pieces that a helper forwards go first.
+        Each piece starts at another peer, so that all links are in use at once. Pieces that a helper forwards go first.
         """
         if not self._names_our_contribution(proposal):
             return

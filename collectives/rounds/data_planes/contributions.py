@@ -146,10 +146,10 @@ class Contributions:
         self._codec, self._grid, self._usual, self._middle = codec, grid, usual, middle
         self._held: dict[Key, dict[int, Buffer]] = {}
         self._norms: dict[Key, dict[int, float]] = {}
-        # What `_usual` becomes when these contributors commit. If all of them were outliers: (contributors, usual norm
-        # for them, usual norm for the next ones).
-        self._news: dict[bytes, dict[int, float]] = {}
+        self._after: dict[bytes, dict[int, float]] = {}
+        """New values of `_usual` by chunk if these contributors commit."""
         self._raised: dict[int, tuple[bytes, float, float]] = {}
+        """For chunks whose contributions were all outliers: contributors, usual norm for them and for others."""
 
     def __len__(self) -> int:
         """Return the number of stored chunks."""
@@ -221,7 +221,7 @@ class Contributions:
         if far and all(peer in far for peer, norm in norms.items() if norm):
             self._raised[index] = (name, usual, after)
         else:
-            self._news.setdefault(name, {})[index] = after
+            self._after.setdefault(name, {})[index] = after
         return far
 
     def norm(self, key: Key, index: int) -> float:
@@ -231,7 +231,7 @@ class Contributions:
     def ratios(self, contributors: Sequence[Contribution]) -> dict[PeerId, float]:
         """Return each contributor's norm in units of the norm to which it would be clipped.
 
-        It is the lower median of these ratios over the chunks. Only chunks count of which we know enough non-zero norms to
+        It is the lower median of these ratios over the chunks. Only chunks count for which enough non-zero norms are known to
         clip them.
         """
         weights = {(entry.peer, entry.attempt): float(entry.weight) for entry in contributors}
@@ -259,5 +259,5 @@ class Contributions:
     def settle(self, name: bytes, *, learns: bool = True) -> None:
         """End the round with the contributors called `name`; if it `learns`, update the usual norms."""
         if learns:
-            self._usual.update(self._news.get(name, {}))
+            self._usual.update(self._after.get(name, {}))
         self._held, self._norms = {}, {}

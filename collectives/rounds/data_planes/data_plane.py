@@ -81,21 +81,18 @@ class DataPlane(ABC):
 
     @property
     def failed(self) -> set[PeerId]:
-        """Return the peers that must not own chunks in the next rounds."""
+        """Peers that must not own chunks in the next rounds."""
         return set()
 
     @property
     def withheld(self) -> set[PeerId]:
-        """Return contributors that are out because their data did not come.
-
-        Those that sent us all that was due to us are not among them.
-        """
+        """Contributors that are excluded for missing data, except those that sent us all that we need."""
         commit = self.agreement.commit
         out = commit.proposal.excluded if commit is not None else ()
         return {entry.peer for entry in out if entry.reason == MISSING} - self._delivered - {self.me}
 
     def _finished_contributors(self, proposal: Proposal) -> Collection[PeerId]:
-        """Return the contributors of a ballot that have sent us all that is due to us, which is something."""
+        """Return the contributors of a ballot that have sent us all data that we need, if we need any."""
         return ()
 
     def _finished_owners(self) -> Collection[PeerId]:
@@ -106,7 +103,7 @@ class DataPlane(ABC):
         """Let time pass before the commit: note which peers have sent us everything."""
         if (proposal := self.proposal) is not None:
             contributors, owners = {entry.peer for entry in proposal.contributors}, set(self.owners)
-            self.progress.look(contributors, self._finished_contributors(proposal), owners, self._finished_owners())
+            self.progress.update(contributors, self._finished_contributors(proposal), owners, self._finished_owners())
 
     @property
     def complete(self) -> bool:
@@ -256,9 +253,9 @@ class DataPlane(ABC):
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None: ...
 
     def _note_ballot(self, proposal: Proposal) -> bool:
-        """Note a ballot; return whether the results that are here do not count in it.
+        """Note a ballot; return whether the present results do not count in it.
 
-        Those of a ballot that adopts results may be false, so they do not count in a later one that computes them.
+        Results that an earlier ballot adopted may be false, so they do not count in a later one that computes its results.
         """
         if self.proposal is not None and self.proposal.adopted is None:
             self._delivered |= set(self._finished_contributors(self.proposal))

@@ -1,9 +1,7 @@
-"""Sharded reduce whose results depend on the owners.
+"""Butterfly whose results depend on the owners.
 
-A ballot with other owners has other results.
-
-Such a ballot starts over. A peer that adopts the results of an earlier ballot only fetches them and does not compute
-them again. Results are identified by hash, so the ballot in which a peer obtained them does not matter.
+A ballot with other owners computes all results again. In a ballot that adopts earlier results, peers only fetch them.
+Results are identified by hash, so the ballot in which a peer obtained them does not matter.
 """
 
 from __future__ import annotations

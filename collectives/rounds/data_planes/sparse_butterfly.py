@@ -9,7 +9,7 @@ The residuals change with the parameters, when a round is applied, and only for 
 owner's own. A residual belongs to the owner of the chunk: so owners hardly change from round to round when peers come
 and go (`steady`), and a new owner starts without one.
 
-The leader assigns owners and need not justify dropping one. A former owner therefore keeps its residual for `HOLD` more
+The leader assigns owners and need not justify dropping one. A former owner therefore stores its residual for `HOLD` more
 rounds and resumes with it if it gets the chunk back: a liar that leads now and then cannot destroy residuals. In a
 round that a liar leads, values of reassigned chunks that were not sent may be lost; it could lose as many as an owner.
 A residual is lost only if the owner loses the chunk for longer, as when owners really change; `OwnerResiduals` counts
@@ -46,7 +46,7 @@ from thinwire.swarm.messages.registry import CHUNK_BYTES, MAX_CHUNKS, Digest, Pe
 from thinwire.swarm.rendezvous_hash import rank
 
 HOLD = 8
-"""Rounds for which a former owner keeps its residual: the pause after three failures (`PeerBackoff`)."""
+"""Rounds for which a former owner stores its residual: the pause after three failures (`PeerBackoff`)."""
 
 PARTS = 128
 """Chunks of a fragment, if it is large enough: as many peers can share the work."""
@@ -92,10 +92,9 @@ def parts(total: int, codec: ShardedSparseCodec, step: int) -> Grid:
 def steady(count: int, peers: tuple[PeerId, ...], seed: bytes, fragment: int = 0) -> tuple[PeerId, ...]:
     """Return the owner of each of `count` chunks.
 
-    The numbers of chunks per owner differ by at most one, and few owners change when peers come or go.
-
-    Each chunk goes to the first peer of its rendezvous ranking that has room (bounded loads: Mirrokni, Thorup and
-    Zadimoghaddam, arXiv 1608.01350).
+    The numbers of chunks per owner differ by at most one, and few owners change when peers join or leave. Each chunk goes to
+    the first peer of its rendezvous ranking that has room (bounded loads: Mirrokni, Thorup and Zadimoghaddam, arXiv
+    1608.01350).
     """
     least, larger = divmod(count, len(peers))
     loads = dict.fromkeys(peers, 0)
@@ -132,8 +131,11 @@ class OwnerResiduals:
         """Return all residuals by chunk."""
         return {index: rest for index, (_, rest) in self._rests.items()}
 
-    def leave(self, round: int, rests: Mapping[int, Floats], others: Collection[int] = ()) -> None:
-        """Store new residuals of chunks whose results we made, from `commit` on; other peers made `others`."""
+    def prepare(self, round: int, rests: Mapping[int, Floats], others: Collection[int] = ()) -> None:
+        """Prepare the residuals of chunks whose results we computed in a round; `commit` stores them.
+
+        others: chunks whose results other peers computed.
+        """
         self._left = round, dict(rests), others
 
     def commit(self, round: int) -> None:
@@ -221,7 +223,7 @@ class SparseShardedReduce(OwnerDependentButterfly):
         return steady(len(self.grid), tuple(working), self._seed, self.fragment)
 
     def _reduce(self, index: int) -> None:
-        """Queue the computation of a result, unless the round has a verdict."""
+        """Queue the computation of a result, unless the round has committed."""
         if self.agreement.commit is None:
             super()._reduce(index)
 
@@ -243,7 +245,7 @@ class SparseShardedReduce(OwnerDependentButterfly):
         """Free the round's data. Residuals change when the round is applied."""
         super().settle()
         found = ((index, made.get(self.results.hashes((index,)))) for index, made in self._rests.items())
-        self._kept.leave(self.round, {index: rest for index, rest in found if rest is not None}, self._others())
+        self._kept.prepare(self.round, {index: rest for index, rest in found if rest is not None}, self._others())
         self._rests = {}
 
     def _others(self) -> Collection[int]:

@@ -14,14 +14,14 @@ from thinwire.swarm.messages.registry import PeerId
 PARTIAL_FRAMES = 30
 """Patiences for which bytes being received count as progress while nothing useful completes.
 
-The limit exists because a peer may send junk for ever.
+Without the limit, a peer could send useless bytes forever.
 """
 
 
 class Halfway:
     """Time at which more than half of some peers have sent everything, and at which the others are late.
 
-    It concerns one ballot at a time. So peers that let their data drip do not change what counts as late, unless they are
+    It concerns one ballot at a time. So peers that send slowly do not change the time at which a peer is late, unless they are
     half of all; and if most are slow, none of them is late.
     """
 
@@ -53,7 +53,7 @@ class Halfway:
 
 
 class TransferProgress:
-    """Progress of the data of one round at one peer; the agreement learns of it.
+    """Progress of the data of one round at one peer, which is reported to the agreement.
 
     Data of late peers is no progress. compares: whether peers can be compared with each other, and some of them be late.
     """
@@ -88,7 +88,7 @@ class TransferProgress:
         if not self._late and self._now() < self._whole + PARTIAL_FRAMES * self._agreement.terms.patience:
             self._move()
 
-    def look(
+    def update(
         self,
         contributors: set[PeerId],
         sent: Collection[PeerId],

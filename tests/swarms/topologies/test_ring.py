@@ -291,7 +291,7 @@ def test_peer_without_chunks_contributes_from_outside_the_ring(swarm):
         s = swarm(5, rounds=4, codec="fp32", size=5 * 4096, topology="ring")
         out = s.nodes[3].id
         for node in s.nodes.values():
-            node.round_factory.sick = lambda: {out}
+            node.round_factory.slow_peers = lambda: {out}
         sent, sums = tapped(s), powers(s)
         found = committed_ballots(s)
         s.start()

@@ -11,7 +11,15 @@ from thinwire.collectives.consensus.announcements import Announcements
 from thinwire.collectives.consensus.certificates import compact
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms, lives_of, names, sound, statement, vote_for
+from thinwire.collectives.consensus.proposal import (
+    TWO_ANNOUNCEMENTS,
+    RoundTerms,
+    lives_of,
+    names,
+    sound,
+    statement,
+    vote_for,
+)
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.swarm.evidence import Equivocation, conflicting
 from thinwire.swarm.messages.registry import (
@@ -119,7 +127,7 @@ def test_contributor_with_two_announcements_is_convicted_and_out_of_the_next_bal
     """The leader has one announcement, another peer the other. The complaint carries the second; so the leader has both."""
     scene = Scene()
     (blame,) = [message for message in scene.sent[LEADER] if isinstance(message, Blame)]
-    assert blame.reason == TWO_FACED and blame.said.statement == ready(LIAR, b"b").statement()
+    assert blame.reason == TWO_ANNOUNCEMENTS and blame.said.statement == ready(LIAR, b"b").statement()
     proposal = scene.peers[LEADER].proposal
     assert proposal.ballot.term == 2 and contributors(proposal) == [LEADER, ANN, BEN] and not proposal.idle
     assert all(scene.peers[peer].proposal == proposal for peer in (ANN, BEN))
@@ -173,7 +181,7 @@ def test_false_complaint_about_two_announcements_excludes_nobody(kind):
     signer = LIAR if kind == "forged" else ANN
     proposal = scene.peers[LEADER].proposal
     shown = SignedAnnouncement(said, sign(signer, said))
-    scene.tell(LIAR, LEADER, Blame(5, 0, proposal.ballot, ANN, TWO_FACED, shown))
+    scene.tell(LIAR, LEADER, Blame(5, 0, proposal.ballot, ANN, TWO_ANNOUNCEMENTS, shown))
     scene.settle()
     now = scene.peers[LEADER].proposal
     assert not scene.convicted and ANN in contributors(now) and set(now.idle) <= {ANN, LIAR}
@@ -209,7 +217,7 @@ def test_another_life_contradicts_free_proposals_only(adopted):
     scene = Scene(told=b"a")
     said = ready(ANN, attempt=2, life=b"n" * LIFE).statement()
     proposal = msgspec.structs.replace(scene.peers[LEADER].proposal, adopted=adopted)
-    blame = Blame(5, 0, proposal.ballot, ANN, TWO_FACED, SignedAnnouncement(said, sign(ANN, said)))
+    blame = Blame(5, 0, proposal.ballot, ANN, TWO_ANNOUNCEMENTS, SignedAnnouncement(said, sign(ANN, said)))
     announcements = Announcements(
         BEN,
         Electorate(BEN, TERMS, IDS, verify),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, LEAP, Acceptor, rest
+from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, LEAP, Acceptor, ballot_pause
 from thinwire.collectives.consensus.proposal import RoundTerms, electorate_digest, name_of
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.swarm.messages.registry import LIFE, Ballot, Contribution, Farewell, Leave, Prepare, Proposal
@@ -139,7 +139,7 @@ def test_heeds_the_first_ballots_at_once_and_later_ones_after_growing_pauses():
     for term in range(2, 2 + BALLOTS):
         assert acceptor.heeds(SECOND, prepare(term, SECOND), now)
     for number in range(BALLOTS, BALLOTS + 8):
-        pause = 0.75 * rest(number) * PATIENCE
+        pause = 0.75 * ballot_pause(number) * PATIENCE
         if pause:
             assert not acceptor.heeds(SECOND, prepare(100 + number, SECOND), now + 0.99 * pause)
         now += 1.01 * pause
@@ -226,8 +226,8 @@ def test_follows_the_electorate_of_its_lives_and_seniors(changes):
 
 
 def test_rest_is_zero_at_first_then_doubles_up_to_its_bound():
-    assert [rest(ballots) for ballots in range(13)] == [0, 0, 0, 0, 0, 0.25, 0.5, 1, 2, 4, 8, 8, 8]
-    assert rest(10**6) == 8
+    assert [ballot_pause(ballots) for ballots in range(13)] == [0, 0, 0, 0, 0, 0.25, 0.5, 1, 2, 4, 8, 8, 8]
+    assert ballot_pause(10**6) == 8
 
 
 def test_follows_the_first_term_from_the_first_in_leader_order_not_in_peer_order():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.collectives.consensus.blame import BlameBook, Complaints
-from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms
+from thinwire.collectives.consensus.proposal import TWO_ANNOUNCEMENTS, RoundTerms
 from thinwire.collectives.consensus.quorum import enough
 from thinwire.swarm.messages.registry import Announced, Ballot, Blame, Contribution, Proposal, SignedAnnouncement
 
@@ -54,7 +54,7 @@ def test_first_blame_of_ring_ends_it_and_blames_nobody():
     bench.proposal = msgspec.structs.replace(bench.proposal, order=(0, 2, 1, 3))
     assert not bench.say(EVE, BEN, "ring"), "she has no part in it"
     assert bench.say(ANN, BEN, "ring") and not bench.say(BEN, CAT, "ring")
-    assert bench.blame_book.straight
+    assert bench.blame_book.ring_failed
     assert not bench.blame_book.idle and not bench.blame_book.rejected
 
 
@@ -147,7 +147,7 @@ def test_proven_complaint_leaves_a_peer_out_of_free_proposals_and_changes_the_ba
     bench.proposal = msgspec.structs.replace(bench.proposal, adopted=bytes(32))
     about = msgspec.structs.replace(proof, peer=CAT)
     assert not bench.blame_book.on_message(ANN, about, bench.proposal, lambda peers: True, proven=True)
-    assert bench.blame_book.two_faced == {BEN, CAT} and not bench.blame_book.idle
+    assert bench.blame_book.equivocators == {BEN, CAT} and not bench.blame_book.idle
 
 
 def test_repeated_complaint_about_missing_results_changes_the_ballot_once():
@@ -316,6 +316,6 @@ def test_only_a_complaint_about_two_announcements_shows_one():
     complaints = Complaints(RoundTerms(5, 0, tuple(IDS), bytes(32), bytes(32)), Shown(), ())
     shown = {
         reason: complaints.make(proposal_of(IDS), IDS[1], reason, 0.0).said is not None
-        for reason in ("a", "missing", TWO_FACED, "zz")
+        for reason in ("a", "missing", TWO_ANNOUNCEMENTS, "zz")
     }
-    assert shown == {"a": False, "missing": False, TWO_FACED: True, "zz": False}
+    assert shown == {"a": False, "missing": False, TWO_ANNOUNCEMENTS: True, "zz": False}

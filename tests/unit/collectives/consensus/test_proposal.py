@@ -92,7 +92,7 @@ def test_group_of_an_adopted_value_is_bounded_when_newcomers_take_part():
 
 def test_allgather_proposal_omits_uplinks_when_one_is_unknown():
     """An uplink is never 0: all peers would refuse such a ballot, and no voted results could be adopted."""
-    terms = replace(TERMS, chunks=0, hands=True)
+    terms = replace(TERMS, chunks=0, relays=True)
     before = proposal_of(said(100, 100, 100, 10), terms=terms)
     assert before.shares and sound(before, terms)
     choice = AcceptedValue(before, bytes(32), (IDS[2],))
@@ -178,13 +178,16 @@ def test_proposal_without_bounds_of_its_terms_allows_every_weight_of_the_wire():
     ],
 )
 def test_proposal_with_an_invalid_field_is_refused(changes):
-    terms = replace(equal(), max_weight=100, room=4, min_peers=1)
+    terms = replace(equal(), max_weight=100, max_contributors=4, min_peers=1)
     found = proposal_of(said(100, 100, 100, 100), terms=terms)
     assert not sound(msgspec.structs.replace(found, **changes), terms)
 
 
 def test_proposal_with_as_many_contributors_as_allowed_is_accepted():
-    assert len(proposal_of(said(100, 100, 100, 100), terms=replace(TERMS, room=4, min_peers=4)).contributors) == 4
+    assert (
+        len(proposal_of(said(100, 100, 100, 100), terms=replace(TERMS, max_contributors=4, min_peers=4)).contributors)
+        == 4
+    )
 
 
 @pytest.mark.parametrize(("min_peers", "distrusted", "left_out"), [(4, 1, 0), (3, 1, 1), (3, 2, 1), (2, 2, 2)])
@@ -218,7 +221,7 @@ def test_distrusted_peers_do_not_contribute_in_place_of_missing_ones():
 
 @pytest.mark.parametrize(("room", "contributors"), [(1, 1), (3, 3), (4, 4), (5, 4)])
 def test_round_with_less_room_than_peers_takes_the_first_members_in_leader_order(room, contributors):
-    terms = replace(equal(), members=IDS[3::-1], room=room)
+    terms = replace(equal(), members=IDS[3::-1], max_contributors=room)
     found = proposal_of(said(100, 100, 100, 100), terms=terms)
     assert [entry.peer for entry in found.contributors] == sorted(IDS[3::-1][:contributors])
 
@@ -258,7 +261,7 @@ def test_proposal_may_give_the_only_chunk_to_one_peer():
 
 
 def test_uplinks_of_an_allgather_are_refused_unless_each_peer_has_one():
-    terms = replace(TERMS, chunks=0, hands=True)
+    terms = replace(TERMS, chunks=0, relays=True)
     found = proposal_of(said(100, 100, 100, 10), terms=terms)
     for shares in (found.shares[:3], (*found.shares, 1), (*found.shares[:3], 0)):
         assert not sound(msgspec.structs.replace(found, shares=shares), terms)

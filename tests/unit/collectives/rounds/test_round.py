@@ -31,7 +31,7 @@ from kit.round_harness import (
     signature,
 )
 from thinwire.collectives.aggregation.norm_bounds import norm_bound
-from thinwire.collectives.consensus.proposal import TWO_FACED, RoundTerms, vote_for
+from thinwire.collectives.consensus.proposal import TWO_ANNOUNCEMENTS, RoundTerms, vote_for
 from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
 from thinwire.collectives.rounds.data_planes.owner_results import basis_of
 from thinwire.collectives.rounds.data_planes.result_store import digest_of
@@ -195,7 +195,7 @@ def test_chunk_of_another_announcement_than_the_proposal_names_is_not_reduced():
             scene.chunk(peer, 2)
         assert bool(scene.sent(Result)) == reduced
         told = {(to, blame.peer, blame.reason) for to, blame, _ in scene.sent(Blame)}
-        assert told == (set() if reduced else {(to, OTHER, TWO_FACED) for to in (LEADER, OTHER)})
+        assert told == (set() if reduced else {(to, OTHER, TWO_ANNOUNCEMENTS) for to in (LEADER, OTHER)})
 
 
 def test_contribution_with_another_digest_than_ours_is_not_sent():

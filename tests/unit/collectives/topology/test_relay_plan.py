@@ -84,7 +84,7 @@ def proposal_of(**changes):
 
 
 def test_open_shares_must_cover_group_and_need_relaying():
-    terms = RoundTerms(1, 0, IDS, bytes(32), bytes(32), hands=True)
+    terms = RoundTerms(1, 0, IDS, bytes(32), bytes(32), relays=True)
     assert sound(proposal_of(), terms) and sound(proposal_of(shares=()), terms)
     assert not sound(proposal_of(shares=(1,) * 7), terms) and not sound(proposal_of(shares=(0,) * 8), terms)
     assert not sound(proposal_of(), RoundTerms(1, 0, IDS, bytes(32), bytes(32)))

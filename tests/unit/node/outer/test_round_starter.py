@@ -63,7 +63,7 @@ def test_butterfly_round_of_many_chunks_has_room_for_a_whole_group():
     scene.replica.plan_grid = Grid(100_000, 100)
     assert room(scene.replica.grid) < MAX_GROUP
     scene.session.advance()
-    assert scene.session.current.agreement.terms.room == MAX_GROUP
+    assert scene.session.current.agreement.terms.max_contributors == MAX_GROUP
 
 
 def test_grace_is_the_configured_one():
@@ -77,7 +77,7 @@ def test_all_gather_has_room_for_as_many_payloads_as_a_round_has_pieces():
     )
     scene.replica.plan_grid = Grid(100_000, 100)
     scene.session.advance()
-    assert scene.session.current.agreement.terms.room == room(scene.replica.grid) < MAX_GROUP
+    assert scene.session.current.agreement.terms.max_contributors == room(scene.replica.grid) < MAX_GROUP
 
 
 def test_peer_has_been_further_until_a_state_with_rounds_replaces_the_older_one():

@@ -276,8 +276,8 @@ def test_follower_is_served_hashes_and_pieces():
 def test_contributors_are_limited_to_what_fits_in_a_round():
     assert room(Grid(1 << 20, 1 << 20)) == MAX_GROUP and room(Grid(30 << 20, 1 << 20)) == 34
     proposal = Harness().proposal
-    assert sound(proposal, RoundTerms(1, 0, tuple(IDS), BASE, PLAN, room=3))
-    assert not sound(proposal, RoundTerms(1, 0, tuple(IDS), BASE, PLAN, room=2))
+    assert sound(proposal, RoundTerms(1, 0, tuple(IDS), BASE, PLAN, max_contributors=3))
+    assert not sound(proposal, RoundTerms(1, 0, tuple(IDS), BASE, PLAN, max_contributors=2))
 
 
 @pytest.mark.parametrize("told", [hashes_of([b"x" * 10, b"y" * 10]), b""], ids=["more", "nothing"])

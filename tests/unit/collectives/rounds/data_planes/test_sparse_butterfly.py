@@ -69,17 +69,17 @@ def rest(*values):
 
 def test_residual_of_lost_chunk_is_dropped_after_hold_and_counted():
     kept = OwnerResiduals()
-    kept.leave(1, {3: rest(3.0, 4.0), 5: rest(1.0, 0.0)})
+    kept.prepare(1, {3: rest(3.0, 4.0), 5: rest(1.0, 0.0)})
     assert kept.of(3) is None  # a verdict alone changes nothing
     kept.commit(1)
     for number in range(2, 2 + HOLD):
-        kept.leave(number, {5: rest(1.0, float(number))})
+        kept.prepare(number, {5: rest(1.0, float(number))})
         kept.commit(number)
         assert kept.lost == (0, 0.0) and set(kept.all()) == {3, 5} and kept.of(5)[1] == number
         np.testing.assert_array_equal(kept.of(3), [3.0, 4.0])
     kept.commit(2 + HOLD)
     assert kept.of(3) is None and kept.of(5) is not None and kept.lost == (1, 25.0)
-    kept.leave(3 + HOLD, {7: rest(1.0, 1.0)})
+    kept.prepare(3 + HOLD, {7: rest(1.0, 1.0)})
     kept.clear()
     kept.commit(3 + HOLD)
     assert not kept.all() and kept.lost == (2, 26.0 + (1 + HOLD) ** 2)
@@ -87,7 +87,7 @@ def test_residual_of_lost_chunk_is_dropped_after_hold_and_counted():
 
 def test_uncommitted_residual_counts_only_for_its_round():
     kept = OwnerResiduals()
-    kept.leave(4, {3: rest(1.0)})
+    kept.prepare(4, {3: rest(1.0)})
     kept.commit(5)
     kept.commit(4)
     assert not kept.all()
@@ -96,12 +96,12 @@ def test_uncommitted_residual_counts_only_for_its_round():
 def test_restored_residual_is_used_where_it_fits():
     cut, kept = Grid(10, 4), OwnerResiduals()
     whole = {0: rest(1, 2, 3, 4), 1: rest(5, 6, 7, 8), 2: rest(9, 10)}
-    kept.leave(6, whole)
+    kept.prepare(6, whole)
     kept.commit(6)
     other = OwnerResiduals()
     assert other.load(kept.all(), cut, 6) == 0
     assert other.all().keys() == whole.keys() and all(np.array_equal(other.of(i), one) for i, one in whole.items())
-    other.leave(7, {1: rest(1, 1, 1, 1)}, others={2})
+    other.prepare(7, {1: rest(1, 1, 1, 1)}, others={2})
     other.commit(7)
     # The result of the first may be one that an earlier life has made with what it had kept.
     assert other.all().keys() == {1, 2} and other.lost == (1, 30.0)
