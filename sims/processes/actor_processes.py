@@ -28,7 +28,10 @@ LOADING = 3
 
 
 class ActorSlot:
-    """One peer: its home directory, and one process after the other. `word`: start line for the process."""
+    """One peer: its home directory, and its processes, one after the other.
+
+    `wait_for`: peers that the founder waits for before it starts.
+    """
 
     def __init__(
         self, spec: PeerSpec, site: Site, scenario: Scenario, manifest: Path, home: Path, wait_for: int
@@ -89,10 +92,10 @@ class ActorSlot:
         known = status.invite if status is not None and status.process == self.child.process.pid else ""
         return known or (printed[-1].split()[2] if printed else "")
 
-    def tell(self, word: str) -> None:
+    def tell(self, start_line: str) -> None:
         """Let the process play: "found", or an invite."""
         assert self.child is not None
-        self.child.tell(word)
+        self.child.tell(start_line)
         self.plays = True
 
     def poll(self, seconds: float) -> None:
@@ -146,13 +149,13 @@ class ActorSlot:
 class ActorProcesses:
     """All actors, by index."""
 
-    def __init__(self, seats: Sequence[ActorSlot]) -> None:
-        self.seats = seats
+    def __init__(self, slots: Sequence[ActorSlot]) -> None:
+        self.slots = slots
         self._began = 0.0
         self._polled = time.monotonic()
 
     def __len__(self) -> int:
-        return len(self.seats)
+        return len(self.slots)
 
     def begin(self) -> None:
         """Start the clock of the play."""
@@ -161,30 +164,30 @@ class ActorProcesses:
     @property
     def processes(self) -> dict[int, int]:
         """Return peer -> process number of all running processes."""
-        return {seat.spec.index: seat.child.process.pid for seat in self.seats if seat.child is not None}
+        return {slot.spec.index: slot.child.process.pid for slot in self.slots if slot.child is not None}
 
     def load_some(self) -> bool:
         """Start wanted processes, a few at a time; return True if all are loaded."""
-        loading = sum(seat.child is not None and not seat.loaded for seat in self.seats)
-        for seat in self.seats:
-            if seat.wanted and seat.child is None and loading < LOADING:
-                seat.load()
+        loading = sum(slot.child is not None and not slot.loaded for slot in self.slots)
+        for slot in self.slots:
+            if slot.wanted and slot.child is None and loading < LOADING:
+                slot.load()
                 loading += 1
-        return all(seat.loaded for seat in self.seats if seat.wanted)
+        return all(slot.loaded for slot in self.slots if slot.wanted)
 
     def poll(self, journal: Journal) -> None:
         """Read the output of all processes into the journal."""
         now = time.monotonic()
         fresh = []
-        for seat in self.seats:
-            seat.poll(now - self._polled)
-            index = seat.spec.index
-            for event in seat.news():
+        for slot in self.slots:
+            slot.poll(now - self._polled)
+            index = slot.spec.index
+            for event in slot.news():
                 fields = {name: value for name, value in event.items() if name not in ("at", "wall", "kind")}
                 fresh.append((float(str(event["wall"])) - self._began, index, str(event["kind"]), fields))
-            if seat.ended:
-                fresh.append((time.time() - self._began, index, "down", {"reason": seat.ended}))
-                seat.ended = ""
+            if slot.ended:
+                fresh.append((time.time() - self._began, index, "down", {"reason": slot.ended}))
+                slot.ended = ""
         for at, index, kind, fields in sorted(fresh, key=lambda one: one[0]):
             journal.event(max(0.0, at), index, kind, fields)
         self._polled = now
@@ -192,30 +195,30 @@ class ActorProcesses:
     # Faults
 
     def kill(self, index: int, *, again: bool) -> bool:
-        seat = self.seats[index]
+        slot = self.slots[index]
         # A process that is to return loads at once, which takes seconds, and waits for `revive`.
-        seat.wanted = seat.waits = again
-        if seat.child is None or seat.child.code is not None:
+        slot.wanted = slot.waits = again
+        if slot.child is None or slot.child.code is not None:
             return False
-        seat.child.kill()
+        slot.child.kill()
         return True
 
     def send(self, index: int, number: int) -> bool:
         import signal
 
-        seat = self.seats[index]
-        if seat.child is None or seat.child.code is not None:
+        slot = self.slots[index]
+        if slot.child is None or slot.child.code is not None:
             return False
-        seat.child.process.send_signal(number)
-        seat.frozen = number == signal.SIGSTOP
+        slot.child.process.send_signal(number)
+        slot.frozen = number == signal.SIGSTOP
         return True
 
     def revive(self, index: int) -> None:
-        self.seats[index].waits = False
+        self.slots[index].waits = False
 
     def rot(self, index: int, rng: random.Random) -> None:
         files = sorted(
-            path for path in directories(self.seats[index].home).runs.glob("*/checkpoints/**/*") if path.is_file()
+            path for path in directories(self.slots[index].home).runs.glob("*/checkpoints/**/*") if path.is_file()
         )
         if files:
             path = rng.choice(files)
@@ -228,16 +231,16 @@ class ActorProcesses:
 
     def end(self, *, now: bool) -> bool:
         """Ask all processes to leave, or with `now` kill them; return True if one still runs."""
-        for seat in self.seats:
-            seat.wanted = False
-            if seat.child is not None and (now or seat.frozen or not seat.plays):
-                seat.child.kill()  # A stopped or waiting process cannot be asked.
-            elif seat.child is not None:
-                seat.child.end(now=False)
-        return any(seat.child is not None and seat.child.code is None for seat in self.seats)
+        for slot in self.slots:
+            slot.wanted = False
+            if slot.child is not None and (now or slot.frozen or not slot.plays):
+                slot.child.kill()  # A stopped or waiting process cannot be asked.
+            elif slot.child is not None:
+                slot.child.end(now=False)
+        return any(slot.child is not None and slot.child.code is None for slot in self.slots)
 
     def wait(self) -> None:
         """Wait until all processes have ended; after `end(now=True)`."""
-        for seat in self.seats:
-            if seat.child is not None:
-                seat.child.process.wait()
+        for slot in self.slots:
+            if slot.child is not None:
+                slot.child.process.wait()

@@ -11,14 +11,14 @@ from thinwire.sims.processes.testbed import PeerNetworks, Unplayable
 from thinwire.sims.scenario.faults import Fault, flaps, outages
 
 NEVER = {
-    "clock-jump": "the clock of a real machine is not ours",
-    "clock-drift": "the clock of a real machine is not ours",
-    "slow-disk": "the disk of a real machine is not ours",
-    "lost-folder": "the disk of a real machine is not ours",
-    "no-space": "the disk of a real machine is not ours",
-    "lying-sync": "the disk of a real machine is not ours",
-    "refuse": "links of a testbed can be held, not refused",
-    "refuse-one-way": "links of a testbed can be held, not refused",
+    "clock-jump": "the clock of a real machine cannot be changed",
+    "clock-drift": "the clock of a real machine cannot be changed",
+    "slow-disk": "the disk of a real machine cannot be disturbed",
+    "lost-folder": "the disk of a real machine cannot be disturbed",
+    "no-space": "the disk of a real machine cannot be disturbed",
+    "lying-sync": "the disk of a real machine cannot be disturbed",
+    "refuse": "a testbed can hold data back, but refuse no connections",
+    "refuse-one-way": "a testbed can hold data back, but refuse no connections",
     "liar": "a real daemon has no code that lies",
 }
 """Kinds that need virtual time -> reason."""
@@ -50,16 +50,20 @@ class ProcessFaultInjector:
     """Applies faults with `begin` and `end`. `later(seconds, action)` calls back."""
 
     def __init__(
-        self, ground: PeerNetworks, processes: Processes, seed: int, later: Callable[[float, Callable[[], None]], None]
+        self,
+        networks: PeerNetworks,
+        processes: Processes,
+        seed: int,
+        later: Callable[[float, Callable[[], None]], None],
     ) -> None:
-        self._ground, self._processes, self._later = ground, processes, later
+        self._networks, self._processes, self._later = networks, processes, later
         self._rng = random.Random(f"{seed}/real")
 
     def begin(self, fault: Fault) -> None:
         """Start a fault. Raises Unplayable."""
         if fault.kind in NEVER:
             raise Unplayable(NEVER[fault.kind])
-        ground, first = self._ground, fault.peers[0] if fault.peers else 0
+        networks, first = self._networks, fault.peers[0] if fault.peers else 0
         match fault.kind:
             case "kill" | "restart":
                 self._processes.kill(first, again=fault.kind == "restart")
@@ -74,36 +78,36 @@ class ProcessFaultInjector:
             case "pause":
                 self._processes.send(first, signal.SIGSTOP)
             case "loss":
-                ground.lose(fault.amount)
+                networks.lose(fault.amount)
             case "half-open" | "reset" | "slow-close":
-                ground.disturb(fault.kind, first, fault.peers[1], fault.seconds)
+                networks.disturb(fault.kind, first, fault.peers[1], fault.seconds)
             case "corrupt" | "duplicate" | "reorder":
-                ground.spoil(fault.kind, first, fault.peers[1])
+                networks.spoil(fault.kind, first, fault.peers[1])
             case "swizzle-clog":
                 self._swizzle(fault)
             case "flap":
                 for turn, moment in enumerate(flaps(fault)):
-                    act, pairs = (ground.release if turn % 2 else ground.hold), list(self._cuts(fault))
+                    act, pairs = (networks.release if turn % 2 else networks.hold), list(self._cuts(fault))
                     self._later(moment, lambda act=act, pairs=pairs: self._each(act, pairs))  # type: ignore[misc]
             case _:
                 for i, j in self._cuts(fault):
-                    ground.hold(i, j)
+                    networks.hold(i, j)
 
     def end(self, fault: Fault) -> None:
         """End a fault that `begin` has started."""
-        ground, first = self._ground, fault.peers[0] if fault.peers else 0
+        networks, first = self._networks, fault.peers[0] if fault.peers else 0
         match fault.kind:
             case "restart" | "bit-rot":
                 self._processes.revive(first)
             case "pause":
                 self._processes.send(first, signal.SIGCONT)
             case "loss":
-                ground.lose(0.0)
+                networks.lose(0.0)
             case "corrupt" | "duplicate" | "reorder":
-                ground.spoil("", first, fault.peers[1])
+                networks.spoil("", first, fault.peers[1])
             case "partition" | "isolate" | "one-way" | "clog":
                 for i, j in self._cuts(fault):
-                    ground.release(i, j)
+                    networks.release(i, j)
 
     def _cuts(self, fault: Fault) -> Iterator[tuple[int, int]]:
         """Yield pairs (from, to) that cannot communicate."""
@@ -140,8 +144,8 @@ class ProcessFaultInjector:
         for index in fault.peers:
             pairs = list(self._cuts(Fault(0.0, "isolate", (index,))))
             first, last = sorted((self._rng.uniform(0, 0.5), self._rng.uniform(0.5, 1)))
-            self._later(first * fault.seconds, lambda pairs=pairs: self._each(self._ground.hold, pairs))  # type: ignore[misc]
-            self._later(last * fault.seconds, lambda pairs=pairs: self._each(self._ground.release, pairs))  # type: ignore[misc]
+            self._later(first * fault.seconds, lambda pairs=pairs: self._each(self._networks.hold, pairs))  # type: ignore[misc]
+            self._later(last * fault.seconds, lambda pairs=pairs: self._each(self._networks.release, pairs))  # type: ignore[misc]
 
     def _each(self, action: Callable[[int, int], None], pairs: list[tuple[int, int]]) -> None:
         for i, j in pairs:

@@ -63,10 +63,10 @@ class NetnsTestbed:
         self._devices: list[int] = []
         self._switch: TunSwitch | None = None
         self._lost = 0.0
-        self.ways = {(i, j): self._way(i, j) for i in range(self._count) for j in range(self._count) if i != j}
+        self.paths = {(i, j): self._path(i, j) for i in range(self._count) for j in range(self._count) if i != j}
         self.addresses = [f"10.77.{i >> 8}.{(i & 255) + 1}" for i in range(self._count)]
 
-    def _way(self, i: int, j: int) -> Toxics:
+    def _path(self, i: int, j: int) -> Toxics:
         scenario = self._scenario
         sender, receiver = scenario.peers[i], scenario.peers[j]
         latency = scenario.latency(i, j)
@@ -79,7 +79,7 @@ class NetnsTestbed:
 
     async def open(self) -> Sequence[Site]:
         if reason := obstacle():
-            raise EmulationError(f"--namespaces cannot be had: {reason}", "--real needs nothing of the kind")
+            raise EmulationError(f"--namespaces does not work on this machine: {reason}", "use --real instead")
         try:
             if self._netem is None:
                 self._netem = has_netem()
@@ -93,7 +93,7 @@ class NetnsTestbed:
         except (OSError, subprocess.SubprocessError) as error:
             await self.close()
             reason = getattr(error, "stderr", "") or getattr(error, "strerror", "") or str(error)
-            raise EmulationError(f"cannot make the namespaces: {reason}", "--real needs nothing of the kind") from None
+            raise EmulationError(f"cannot make the namespaces: {reason}", "use --real, which needs none") from None
         return [
             Site(address, PORT, PORTS, f"{address}:{PORT}", ("nsenter", f"--net=/proc/{holder.pid}/ns/net"))
             for address, holder in zip(self.addresses, self._holders, strict=False)
@@ -112,7 +112,7 @@ class NetnsTestbed:
                 self._holders[i].pid, f"qdisc add dev {name} root tbf rate {rate}bit burst {_burst(rate)} latency 300ms"
             )
         down = [peer.down for peer in self._scenario.peers]
-        self._switch = TunSwitch(self.ways, down, self.addresses, self._scenario.seed)
+        self._switch = TunSwitch(self.paths, down, self.addresses, self._scenario.seed)
         self._switch.start(self._devices)
 
     def _create_bridge(self) -> None:
@@ -151,10 +151,10 @@ class NetnsTestbed:
 
     def netem_of(self, i: int, j: int) -> str:
         """Return the netem options of the path from host i to host j."""
-        way = self.ways[i, j]
-        loss = 100.0 if way.held else 100 * way.loss
-        options = f"netem limit 20000 delay {way.latency * 1e3:.3f}ms {way.jitter * 1e3:.3f}ms loss {loss:.4f}%"
-        return options + (f" rate {int(way.bandwidth * 8)}bit" if way.bandwidth is not None else "")
+        path = self.paths[i, j]
+        loss = 100.0 if path.held else 100 * path.loss
+        options = f"netem limit 20000 delay {path.latency * 1e3:.3f}ms {path.jitter * 1e3:.3f}ms loss {loss:.4f}%"
+        return options + (f" rate {int(path.bandwidth * 8)}bit" if path.bandwidth is not None else "")
 
     def _update(self, i: int, j: int) -> None:
         if self._netem and self._holders:
@@ -166,23 +166,23 @@ class NetnsTestbed:
         """Do nothing: every peer has a separate address."""
 
     def hold(self, i: int, j: int) -> None:
-        self.ways[i, j].hold()
+        self.paths[i, j].hold()
         self._update(i, j)
 
     def release(self, i: int, j: int) -> None:
-        self.ways[i, j].release()
+        self.paths[i, j].release()
         self._update(i, j)
 
     def lose(self, probability: float) -> None:
-        for (i, j), way in self.ways.items():
-            way.loss = 1 - (1 - self._way(i, j).loss) * (1 - probability)
+        for (i, j), path in self.paths.items():
+            path.loss = 1 - (1 - self._path(i, j).loss) * (1 - probability)
             self._update(i, j)
 
     def disturb(self, kind: str, i: int, j: int, seconds: float) -> None:
-        raise Unplayable("the connections between namespaces are the kernel's")
+        raise Unplayable("the kernel handles the connections between namespaces")
 
     def spoil(self, kind: str, i: int, j: int) -> None:
-        raise Unplayable("what a packet's checksum does not fit never reaches a connection")
+        raise Unplayable("the kernel drops packets with a false checksum before they reach a connection")
 
     async def close(self) -> None:
         if self._switch is not None:
@@ -210,7 +210,7 @@ def _holder() -> subprocess.Popen[bytes]:
     holder.stdin.write(b"!")
     holder.stdin.flush()
     if holder.stdout.read(1) != b"!":  # The echo of cat comes from inside the namespace.
-        raise subprocess.SubprocessError("a namespace did not come up")
+        raise subprocess.SubprocessError("a namespace did not start")
     return holder
 
 
@@ -227,7 +227,7 @@ def _run(command: Sequence[str], commands: str) -> None:
 
 
 def _burst(rate: int) -> str:
-    """Return the bytes of a token bucket: one tick of a slow kernel's clock, and some packets at least."""
+    """Return the bytes of a token bucket: those of 10 ms, a tick of a slow kernel; at least four packets."""
     return str(max(6000, rate // 8 // 100))
 
 

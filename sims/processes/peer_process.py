@@ -39,7 +39,7 @@ from thinwire.swarm.membership.presets import WAN
 
 
 class ActorPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Part of an actor.
+    """Settings of one actor, read from its JSON file.
 
     `manifest`: file. `data`: file to train on, for a real model. `port`, `ports`: listening ports at `host`;
     `advertise`: address for other peers.
@@ -61,7 +61,7 @@ class ActorPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     site: str = ""
 
     def config(self) -> Config:
-        """Return the machine's settings for this part. Memory is not shared, because links are emulated."""
+        """Return the settings of the daemon. Memory is not shared, because links are emulated."""
         return load(
             {
                 "name": self.name, "home": self.home, "host": self.host, "port": self.port, "advertise": self.advertise,
@@ -136,14 +136,16 @@ def main(file: Path) -> int:
     config = part.config()
     warm_up(parse(Path(part.manifest).read_bytes()).exchange.codec)
     print("loaded", flush=True)
-    word = sys.stdin.readline().strip()
-    if not word:
+    start_line = sys.stdin.readline().strip()
+    if not start_line:
         return 0
     watch(sys.stdin.fileno())
     set_up_logging("plain", config.directories.log)
     try:
         file = Path(part.manifest)
-        entry = founding(file.read_bytes(), config, file.name) if word == "found" else arriving(word, config)
+        entry = (
+            founding(file.read_bytes(), config, file.name) if start_line == "found" else arriving(start_line, config)
+        )
         with hold(config.directories.lock):
             return uvloop.run(Actor(RemoteJoiner(entry.identity, entry.run_id, config, entry.begin), part).run())
     except HintedError as error:

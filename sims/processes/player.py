@@ -90,41 +90,41 @@ def player(level: str, scenario: Scenario) -> Callable[[Scenario, LiveView], Pla
         raise RealError(
             "real peers are behind no address translators", "play it without --real and --namespaces, in virtual time"
         )
-    ground: PeerNetworks
+    networks: PeerNetworks
     if level == "L1":
         from thinwire.sims.processes.proxy_testbed import ProxyTestbed
 
-        ground = ProxyTestbed(scenario)
+        networks = ProxyTestbed(scenario)
     else:
         from thinwire.sims.processes.netns_testbed import NetnsTestbed
 
-        ground = NetnsTestbed(scenario)
-    return lambda scenario, view: asyncio.run(_play(level, scenario, ground, view))
+        networks = NetnsTestbed(scenario)
+    return lambda scenario, view: asyncio.run(_play(level, scenario, networks, view))
 
 
-async def _play(level: str, scenario: Scenario, ground: PeerNetworks, view: LiveView) -> PlayResult:
+async def _play(level: str, scenario: Scenario, networks: PeerNetworks, view: LiveView) -> PlayResult:
     sweep(Path(tempfile.gettempdir()))
     place = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
-    stage = None
+    play = None
     try:
-        sites = await ground.open()
+        sites = await networks.open()
         manifest = place / "run.toml"
         manifest.write_text(scenario.manifest, encoding="utf-8")
         (place / TEXT).write_text(CORPUS * 400)
         early = sum(peer.join <= 0 for peer in scenario.peers)
-        seats = [
+        slots = [
             ActorSlot(peer, site, scenario, manifest, place / peer.name, early if peer.index == 0 else 1)
             for peer, site in zip(scenario.peers, sites, strict=True)
         ]
-        stage = Player(scenario, ground, ActorProcesses(seats), view)
-        await stage.load()
-        await stage.run()
+        play = Player(scenario, networks, ActorProcesses(slots), view)
+        await play.load()
+        await play.run()
     finally:
-        if stage is not None:
-            stage.clear()
-        await ground.close()
+        if play is not None:
+            play.clear()
+        await networks.close()
         shutil.rmtree(place, ignore_errors=True)
-    return PlayResult(level, 0.0, violations=stage.violations())
+    return PlayResult(level, 0.0, violations=play.violations())
 
 
 def sweep(directory: Path) -> int:
@@ -146,10 +146,10 @@ def sweep(directory: Path) -> int:
 class Player:
     """One play: arrivals, departures and faults."""
 
-    def __init__(self, scenario: Scenario, ground: PeerNetworks, troupe: ActorProcesses, view: LiveView) -> None:
-        self._scenario, self._ground, self._actor_processes, self._view = scenario, ground, troupe, view
+    def __init__(self, scenario: Scenario, networks: PeerNetworks, actors: ActorProcesses, view: LiveView) -> None:
+        self._scenario, self._networks, self._actors, self._view = scenario, networks, actors, view
         self.journal = view.journal = Journal(tuple(peer.name for peer in scenario.peers))
-        self._faults = ProcessFaultInjector(ground, troupe, scenario.seed, self._later)
+        self._faults = ProcessFaultInjector(networks, actors, scenario.seed, self._later)
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
         self._began = time.monotonic()
@@ -163,49 +163,47 @@ class Player:
 
     async def load(self) -> None:
         """Start all processes. Raises PlayerError, Stopped."""
-        print(f"loading {len(self._actor_processes)} processes", file=sys.stderr, flush=True)
+        print(f"loading {len(self._actors)} processes", file=sys.stderr, flush=True)
         until = time.monotonic() + LOAD_SECONDS
-        while not self._actor_processes.load_some():
-            self._attend()
-            broken = [
-                seat for seat in self._actor_processes.seats if seat.child is not None and seat.child.code is not None
-            ]
+        while not self._actors.load_some():
+            self._raise_if_stopped()
+            broken = [slot for slot in self._actors.slots if slot.child is not None and slot.child.code is not None]
             if broken and broken[0].child is not None:
-                raise PlayerError(f"{broken[0].spec.name} did not come up: {broken[0].child.error()}", "see above")
+                raise PlayerError(f"{broken[0].spec.name} did not start: {broken[0].child.error()}", "see above")
             if time.monotonic() > until:
-                raise PlayerError(f"the processes have not come up in {LOAD_SECONDS:.0f} s", "take fewer --peers")
+                raise PlayerError(f"the processes have not loaded within {LOAD_SECONDS:.0f} s", "use fewer --peers")
             await asyncio.sleep(POLL_SECONDS)
 
     async def run(self) -> None:
         """Run until the scenario's duration is over, or all peers have left. Raises Stopped."""
         self._plan()
         self._began = time.monotonic()
-        self._actor_processes.begin()
+        self._actors.begin()
         while self.now < self._scenario.duration:
-            self._attend()
+            self._raise_if_stopped()
             while self._due and self._due[0][0] <= self.now:
                 heapq.heappop(self._due)[2]()
-            self._actor_processes.load_some()
-            self._ground.meet(self._actor_processes.processes)
+            self._actors.load_some()
+            self._networks.meet(self._actors.processes)
             self._enter()
-            self._look()
-            if self._founded and not any(seat.child is not None or seat.wanted for seat in self._actor_processes.seats):
+            self._poll_and_sample()
+            if self._founded and not any(slot.child is not None or slot.wanted for slot in self._actors.slots):
                 break
             await asyncio.sleep(POLL_SECONDS)
         await self._leave()
 
     def clear(self) -> None:
         """End all processes."""
-        self._actor_processes.end(now=True)
-        self._actor_processes.wait()
-        self._actor_processes.poll(self.journal)
+        self._actors.end(now=True)
+        self._actors.wait()
+        self._actors.poll(self.journal)
         self.journal.events.sort(key=lambda event: event.at)
 
     def violations(self) -> list[SeenViolation]:
         """Return violations in the processes' own reports: replicas that differ, and processes that failed."""
         seen = []
         if METHODS[parse(self._scenario.manifest).outer.method].replica.alike:
-            diaries = [seat.analysis for seat in self._actor_processes.seats]
+            diaries = [slot.analysis for slot in self._actors.slots]
             seen = [
                 SeenViolation(self.now, "one aggregate", WORLD, text) for text in proof(diaries, diaries).differences
             ]
@@ -219,9 +217,9 @@ class Player:
         drawn = draw(scenario.seed, scenario.mix, len(scenario.peers), scenario.duration)
         for fault in (*scenario.faults, *drawn):
             self._at(fault.at, lambda fault=fault: self._inject(fault))  # type: ignore[misc]
-        for peer, seat in zip(scenario.peers, self._actor_processes.seats, strict=True):
+        for peer, slot in zip(scenario.peers, self._actors.slots, strict=True):
             if peer.leave is not None:
-                self._at(peer.leave, lambda seat=seat: self._ask_to_leave(seat))  # type: ignore[misc]
+                self._at(peer.leave, lambda slot=slot: self._ask_to_leave(slot))  # type: ignore[misc]
 
     def _at(self, when: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._due, (when, next(self._number), action))
@@ -243,45 +241,45 @@ class Player:
         self._faults.end(fault)
         self.journal.event(self.now, WORLD, "fault", fault_fields(fault, over=True))
 
-    def _ask_to_leave(self, seat: ActorSlot) -> None:
-        seat.wanted = False
-        if seat.child is not None and seat.plays:
-            seat.child.end(now=False)
+    def _ask_to_leave(self, slot: ActorSlot) -> None:
+        slot.wanted = False
+        if slot.child is not None and slot.plays:
+            slot.child.end(now=False)
 
     def _enter(self) -> None:
         """Start loaded peers that are due: the first founds the run, the others get an invite of a peer."""
         invite = ""
-        for seat in self._actor_processes.seats:
-            due = seat.loaded and not seat.plays and not seat.waits and seat.wanted and seat.spec.join <= self.now
+        for slot in self._actors.slots:
+            due = slot.loaded and not slot.plays and not slot.waits and slot.wanted and slot.spec.join <= self.now
             if not due:
                 continue
-            if seat.spec.index == 0:
-                # Also later: it returns to its run if others are present.
-                word, self._founded = "found", True
+            if slot.spec.index == 0:
+                # After a restart, too: it returns to its run if other peers are present.
+                start_line, self._founded = "found", True
             else:
-                word = invite = invite or next((one.invite for one in self._actor_processes.seats if one.invite), "")
-            if word:
-                seat.tell(word)
-                self.journal.event(self.now, seat.spec.index, "up")
+                start_line = invite = invite or next((one.invite for one in self._actors.slots if one.invite), "")
+            if start_line:
+                slot.tell(start_line)
+                self.journal.event(self.now, slot.spec.index, "up")
 
-    def _look(self) -> None:
-        self._actor_processes.poll(self.journal)
+    def _poll_and_sample(self) -> None:
+        self._actors.poll(self.journal)
         if self.now >= self._sampled + self._scenario.interval:
             self._sampled = self.now
-            self.journal.sample(self.now, tuple(seat.sample() for seat in self._actor_processes.seats))
+            self.journal.sample(self.now, tuple(slot.sample() for slot in self._actors.slots))
         self._view.watch(self.journal)
 
-    def _attend(self) -> None:
-        """Serve the user at the terminal. Raises Stopped."""
+    def _raise_if_stopped(self) -> None:
+        """Raise Stopped if the user has asked to stop."""
         if self._view.signal:
             raise Stopped(self._view.signal)
 
     async def _leave(self) -> None:
-        self.journal.sample(self.now, tuple(seat.sample() for seat in self._actor_processes.seats))
+        self.journal.sample(self.now, tuple(slot.sample() for slot in self._actors.slots))
         until = time.monotonic() + END_SECONDS
-        there = self._actor_processes.end(now=False)
+        there = self._actors.end(now=False)
         while there and time.monotonic() < until:
-            self._attend()
+            self._raise_if_stopped()
             await asyncio.sleep(POLL_SECONDS)
-            self._actor_processes.poll(self.journal)
-            there = any(seat.child is not None for seat in self._actor_processes.seats)
+            self._actors.poll(self.journal)
+            there = any(slot.child is not None for slot in self._actors.slots)

@@ -29,7 +29,7 @@ WINDOW = 4 << 20
 Accepted: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
 """Handler of a new connection."""
 
-Who: TypeAlias = Callable[[tuple[str, int]], int | None]
+FindDialler: TypeAlias = Callable[[tuple[str, int]], int | None]
 """Function that returns the host that dials from a socket address; None: unknown, and refused."""
 
 
@@ -59,16 +59,16 @@ class ProxyAccessLink:
         self.up, self.down = ProxyPipe(up), ProxyPipe(down)
 
 
-class _End(Exception):
-    """A connection has carried all the bytes that it may."""
+class _LimitReached(Exception):
+    """A connection has carried as many bytes as its toxics permit."""
 
 
 class Connection:
     """Connection from `dialler` to `target`, joined from two real ones."""
 
-    def __init__(self, emulation: Proxy, dialler: int, target: int) -> None:
+    def __init__(self, proxy: Proxy, dialler: int, target: int) -> None:
         self.dialler, self.target = dialler, target
-        self._emulation = emulation
+        self._proxy = proxy
         self._ends: dict[int, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
         self._carrying: asyncio.Task[None] | None = None
         self._leaving: list[asyncio.Task[None]] = []
@@ -78,9 +78,9 @@ class Connection:
 
     async def run(self, near: tuple[asyncio.StreamReader, asyncio.StreamWriter], host: str, port: int) -> None:
         """Run from the dialler's connection to us until both ends are closed."""
-        world = self._emulation
+        proxy = self._proxy
         self._ends[self.dialler] = near
-        there, back = world.way(self.dialler, self.target), world.way(self.target, self.dialler)
+        there, back = proxy.path(self.dialler, self.target), proxy.path(self.target, self.dialler)
         try:
             # The handshake of TCP takes a round trip, which a cut delays.
             await there.passable()
@@ -135,10 +135,10 @@ class Connection:
         _reset(writer)
 
     async def _both(self, there: Toxics, back: Toxics) -> None:
-        hosts = self._emulation.hosts
+        hosts = self._proxy.hosts
         near, far = hosts[self.dialler], hosts[self.target]
         (near_reader, near_writer), (far_reader, far_writer) = self._ends[self.dialler], self._ends[self.target]
-        with contextlib.suppress(ExceptionGroup):  # One end is broken, or may carry no more: the other one follows.
+        with contextlib.suppress(ExceptionGroup):  # One end is broken or at its limit: close the other one, too.
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._carry(near_reader, far_writer, near.up, far.down, there))
                 both.create_task(self._carry(far_reader, near_writer, far.up, near.down, back))
@@ -146,10 +146,10 @@ class Connection:
         self.reset()
 
     async def _carry(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, up: ProxyPipe, down: ProxyPipe, way: Toxics
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, up: ProxyPipe, down: ProxyPipe, path: Toxics
     ) -> None:
         """Carry one direction of a connection until its sender closes it."""
-        loop, rng = asyncio.get_running_loop(), self._emulation.rng
+        loop, rng = asyncio.get_running_loop(), self._proxy.rng
         in_flight: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         room = asyncio.Semaphore(WINDOW // PIECE)
 
@@ -160,15 +160,15 @@ class Connection:
                     data = await reader.read(PIECE)
                     await room.acquire()
                     await up.carry(len(data))
-                    if way.bandwidth is not None:
-                        own.rate = way.bandwidth
+                    if path.bandwidth is not None:
+                        own.rate = path.bandwidth
                         await own.carry(len(data))
                 except asyncio.CancelledError:
                     if self._late is None:
                         raise
                     data = b""
                 # A stream keeps its order, however late one piece is.
-                due = max(due, loop.time() + way.delay(len(data), rng))
+                due = max(due, loop.time() + path.delay(len(data), rng))
                 in_flight.put_nowait((due, data))
 
         async def arrive() -> None:
@@ -178,19 +178,19 @@ class Connection:
                 due += self._late or 0.0
                 if due > loop.time():
                     await asyncio.sleep(due - loop.time())
-                await way.passable()
+                await path.passable()
                 if not data:
                     writer.write_eof()
                     return
                 await down.carry(len(data))
-                for piece in way.pieces(data, rng):
+                for piece in path.pieces(data, rng):
                     writer.write(piece)
                     await writer.drain()
-                    if way.slice:
-                        await asyncio.sleep(way.gap)
+                    if path.slice:
+                        await asyncio.sleep(path.gap)
                 arrived += len(data)
-                if way.limit is not None and arrived >= way.limit:
-                    raise _End
+                if path.limit is not None and arrived >= path.limit:
+                    raise _LimitReached
                 room.release()
 
         async with asyncio.TaskGroup() as ends:
@@ -199,7 +199,7 @@ class Connection:
 
 
 class Proxy:
-    """Network between hosts 0…n-1. `reach` opens the path to a host; `delay`: one-way seconds.
+    """Network between hosts 0…n-1. `reach` opens the path to a host; `delay`: seconds in one direction.
 
     `buffer`: approximate bytes that the kernel accepts for a connection before its link has passed them; 0: the
     kernel's default. To a sender these bytes look delivered, so a small buffer is more realistic if senders measure
@@ -208,20 +208,19 @@ class Proxy:
 
     def __init__(self, hosts: Sequence[ProxyAccessLink], delay: float = 0.0, seed: int = 0, buffer: int = 0) -> None:
         self.hosts, self.rng, self._buffer = hosts, random.Random(seed), buffer
-        self._ways = {(i, j): Toxics(latency=delay) for i in range(len(hosts)) for j in range(len(hosts))}
-        self._environment: dict[int, list[tuple[Accepted, str, int]]] = {}
-        self._servers: dict[int, list[asyncio.Server]] = {}
+        self._paths = {(i, j): Toxics(latency=delay) for i in range(len(hosts)) for j in range(len(hosts))}
+        self._servers: list[asyncio.Server] = []
         self._connections: dict[asyncio.Task[None], Connection] = {}
 
-    def way(self, i: int, j: int) -> Toxics:
+    def path(self, i: int, j: int) -> Toxics:
         """Return the toxics of the path from host i to host j."""
-        return self._ways[i, j]
+        return self._paths[i, j]
 
     def between(self, i: int, j: int) -> list[Connection]:
         """Return the connections between two hosts, whichever dialled."""
         return [one for one in self._connections.values() if {one.dialler, one.target} == {i, j}]
 
-    async def reach(self, dialler: int | Who, target: int, at: str, real: str, ports: Iterable[int]) -> None:
+    async def reach(self, dialler: int | FindDialler, target: int, at: str, real: str, ports: Iterable[int]) -> None:
         """Connect each dialler of `at` on one of `ports` to `target`, which listens at `real`, same port.
 
         `dialler`: the dialling host, or a function that finds it. Raises OSError if an address is taken.
@@ -238,33 +237,21 @@ class Proxy:
                 self._connections[task] = connection
                 task.add_done_callback(self._connections.pop)
 
-            self._environment.setdefault(target, []).append((accepted, at, port))
-            self._servers.setdefault(target, []).append(await self._serve(accepted, at, port))
-
-    def lower(self, target: int) -> None:
-        """Make `target` unreachable, and reset its connections."""
-        for server in self._servers.pop(target, []):
-            server.close()
-        for one in list(self._connections.values()):
-            if target in (one.dialler, one.target):
-                one.reset()
-
-    async def lift(self, target: int) -> None:
-        """Make `target` reachable again. Raises OSError."""
-        self._servers[target] = [await self._serve(*door) for door in self._environment[target]]
+            self._servers.append(await self._serve(accepted, at, port))
 
     async def _serve(self, accepted: Accepted, at: str, port: int) -> asyncio.Server:
         if not self._buffer:
             return await asyncio.start_server(accepted, at, port)
-        door = socket.create_server((at, port))
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer)  # Accepted sockets inherit the buffer size.
-        return await asyncio.start_server(accepted, sock=door, limit=PIECE)
+        listener = socket.create_server((at, port))
+        listener.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer
+        )  # Accepted sockets inherit the buffer size.
+        return await asyncio.start_server(accepted, sock=listener, limit=PIECE)
 
     async def close(self) -> None:
         """Close all paths."""
-        for servers in self._servers.values():
-            for server in servers:
-                server.close()
+        for server in self._servers:
+            server.close()
         tasks = list(self._connections)
         for task in tasks:
             task.cancel()

@@ -28,18 +28,18 @@ class ProxyTestbed:
 
     def __init__(self, scenario: Scenario) -> None:
         self._peers = scenario.peers
-        self.world = Proxy([ProxyAccessLink(peer.up, peer.down) for peer in scenario.peers], seed=scenario.seed)
+        self.proxy = Proxy([ProxyAccessLink(peer.up, peer.down) for peer in scenario.peers], seed=scenario.seed)
         self._processes: dict[int, int] = {}
         self._loss: dict[tuple[int, int], float] = {}
         for i, sender in enumerate(scenario.peers):
             for j, receiver in enumerate(scenario.peers):
                 if i == j:
                     continue
-                way = self.world.way(i, j)
-                way.latency, way.bandwidth = scenario.latency(i, j), scenario.stream(i, j)
-                way.jitter = scenario.jitter * way.latency + sender.jitter + receiver.jitter
-                way.loss = 1 - (1 - scenario.loss) * (1 - sender.loss) * (1 - receiver.loss)
-                self._loss[i, j] = way.loss
+                path = self.proxy.path(i, j)
+                path.latency, path.bandwidth = scenario.latency(i, j), scenario.stream(i, j)
+                path.jitter = scenario.jitter * path.latency + sender.jitter + receiver.jitter
+                path.loss = 1 - (1 - scenario.loss) * (1 - sender.loss) * (1 - receiver.loss)
+                self._loss[i, j] = path.loss
 
     async def open(self) -> Sequence[Site]:
         if not sys.platform.startswith("linux"):
@@ -52,11 +52,11 @@ class ProxyTestbed:
             try:
                 for i in range(len(self._peers)):
                     real, shown = f"127.{network}.1.{i + 1}", f"127.{network}.2.{i + 1}"
-                    await self.world.reach(self._who, i, shown, real, range(port, port + SPARE_PORTS + 1))
+                    await self.proxy.reach(self._find_dialler, i, shown, real, range(port, port + SPARE_PORTS + 1))
                     sites.append(Site(real, port, (port + 1, port + SPARE_PORTS), f"{shown}:{port}"))
             except OSError as error:
                 reason = error.strerror or str(error)
-                await self.world.close()
+                await self.proxy.close()
                 continue
             return sites
         raise EmulationError(f"cannot open the proxies: {reason}", "raise the limit of open files, `ulimit -n`")
@@ -65,17 +65,17 @@ class ProxyTestbed:
         self._processes = {process: peer for peer, process in processes.items()}
 
     def hold(self, i: int, j: int) -> None:
-        self.world.way(i, j).hold()
+        self.proxy.path(i, j).hold()
 
     def release(self, i: int, j: int) -> None:
-        self.world.way(i, j).release()
+        self.proxy.path(i, j).release()
 
     def lose(self, probability: float) -> None:
         for (i, j), usual in self._loss.items():
-            self.world.way(i, j).loss = 1 - (1 - usual) * (1 - probability)
+            self.proxy.path(i, j).loss = 1 - (1 - usual) * (1 - probability)
 
     def disturb(self, kind: str, i: int, j: int, seconds: float) -> None:
-        for one in self.world.between(i, j):
+        for one in self.proxy.between(i, j):
             match kind:
                 case "half-open":
                     one.half_open(j, seconds)
@@ -86,12 +86,12 @@ class ProxyTestbed:
 
     def spoil(self, kind: str, i: int, j: int) -> None:
         for pair in ((i, j), (j, i)):
-            self.world.way(*pair).spoil = kind
+            self.proxy.path(*pair).spoil = kind
 
     async def close(self) -> None:
-        await self.world.close()
+        await self.proxy.close()
 
-    def _who(self, address: tuple[str, int]) -> int | None:
+    def _find_dialler(self, address: tuple[str, int]) -> int | None:
         socket = _socket_at(address)
         owner = next((process for process in self._processes if socket and socket in _sockets(process)), None)
         return None if owner is None else self._processes[owner]

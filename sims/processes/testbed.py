@@ -15,7 +15,7 @@ class EmulationError(HintedError):
 
 
 class Unplayable(Exception):
-    """A fault that this ground cannot have."""
+    """A fault that this testbed cannot inject; the message is the reason."""
 
 
 class Site(NamedTuple):
@@ -35,7 +35,7 @@ class PeerNetworks(Protocol):
     """Networks of peers 0…n-1."""
 
     async def open(self) -> Sequence[Site]:
-        """Make it. Raises EmulationError, having left nothing behind."""
+        """Create the networks. If it raises EmulationError, nothing remains of them."""
         ...
 
     def meet(self, processes: Mapping[int, int]) -> None:
@@ -43,7 +43,7 @@ class PeerNetworks(Protocol):
         ...
 
     def hold(self, i: int, j: int) -> None:
-        """Hold back all that i sends to j, until `release` was called as often."""
+        """Hold back all that i sends to j, until `release` has been called as often as `hold`."""
         ...
 
     def release(self, i: int, j: int) -> None:
@@ -55,7 +55,7 @@ class PeerNetworks(Protocol):
         ...
 
     def disturb(self, kind: str, i: int, j: int, seconds: float) -> None:
-        """Inject "reset", "half-open" (i knows, j not yet), or "slow-close" at i and j. Raises Unplayable."""
+        """Inject "reset", "half-open" (i knows, j not yet) or "slow-close". Raises Unplayable."""
         ...
 
     def spoil(self, kind: str, i: int, j: int) -> None:

@@ -24,13 +24,13 @@ _TURN = 64
 
 
 class TunSwitch:
-    """`ways`: (i, j) -> faults of the link. `down`: bytes/s of each downlink. `addresses`: IPv4 by peer."""
+    """`paths`: (i, j) -> faults of the link. `down`: bytes/s of each downlink. `addresses`: IPv4 by peer."""
 
     def __init__(
-        self, ways: Mapping[tuple[int, int], Toxics], down: list[float], addresses: list[str], seed: int
+        self, paths: Mapping[tuple[int, int], Toxics], down: list[float], addresses: list[str], seed: int
     ) -> None:
-        self._ways, self._down = ways, down
-        self._places = {bytes(int(part) for part in address.split(".")): i for i, address in enumerate(addresses)}
+        self._paths, self._down = paths, down
+        self._index_of = {bytes(int(part) for part in address.split(".")): i for i, address in enumerate(addresses)}
         self._devices: list[int] = []
         self._rng = random.Random(seed)
         self._last: dict[tuple[int, int], float] = {}
@@ -63,20 +63,20 @@ class TunSwitch:
             except OSError:
                 break
             # IPv4 only: the destination is at a fixed place.
-            j = self._places.get(packet[16:20]) if packet[0] >> 4 == 4 else None
+            j = self._index_of.get(packet[16:20]) if packet[0] >> 4 == 4 else None
             if j is not None and j != i:
                 self._depart(i, j, packet, now)
         self._wake()
 
     def _depart(self, i: int, j: int, packet: bytes, now: float) -> None:
-        way = self._ways[i, j]
-        if way.held or (way.loss and self._rng.random() < way.loss):
+        path = self._paths[i, j]
+        if path.held or (path.loss and self._rng.random() < path.loss):
             self.dropped += 1
             return
-        due = now + way.latency + (self._rng.expovariate(1 / way.jitter) if way.jitter else 0.0)
-        if way.bandwidth is not None:
-            # What one connection can carry, taken for all connections between the two.
-            sent = max(self._sent.get((i, j), 0.0), now) + len(packet) / way.bandwidth
+        due = now + path.latency + (self._rng.expovariate(1 / path.jitter) if path.jitter else 0.0)
+        if path.bandwidth is not None:
+            # The limit of one connection, applied to all connections from i to j together.
+            sent = max(self._sent.get((i, j), 0.0), now) + len(packet) / path.bandwidth
             if sent > now + BUFFER_SECONDS:
                 self.dropped += 1
                 return
@@ -96,8 +96,8 @@ class TunSwitch:
     def _deliver(self) -> None:
         now = asyncio.get_running_loop().time()
         while self._heap and self._heap[0][0] <= now:
-            due, _, j, whole, packet = heapq.heappop(self._heap)
-            if not whole:
+            due, _, j, passed, packet = heapq.heappop(self._heap)
+            if not passed:
                 done = max(self._free[j], due) + len(packet) / self._down[j]
                 if done > now + BUFFER_SECONDS:
                     self.dropped += 1
