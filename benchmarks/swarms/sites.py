@@ -17,7 +17,7 @@ from typing import Any
 
 from thinwire.collectives.costs.access_links import MBIT
 from thinwire.sims.network.regions import Path
-from thinwire.sims.planner.site_bytes import flat_bytes, tall_bytes
+from thinwire.sims.planner.site_bytes import butterfly_bytes, hierarchy_bytes
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
 from thinwire.sims.simulation.world import Run, simulate
 
@@ -89,7 +89,7 @@ def main() -> None:
     options = parser.parse_args()
     groups, payload = [options.members] * options.sites, options.parameters * 8.0625 / 8
     rows: list[dict[str, Any]] = []
-    for topology, model in (("butterfly", flat_bytes), ("hierarchy", tall_bytes)):
+    for topology, model in (("butterfly", butterfly_bytes), ("hierarchy", hierarchy_bytes)):
         run = simulate(scenario(options, topology))
         if run.violations:
             raise SystemExit(f"{topology}: {run.violations[0]}")

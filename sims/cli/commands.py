@@ -161,9 +161,9 @@ def plan(
     from thinwire.sims.planner import plan as planner
     from thinwire.sims.planner.question import question
 
-    came = _outcome(context, outcome, home, debug) if outcome else None
-    if came is not None:
-        step, peers = step or (None if speed else came.step), peers or (None if link else came.peers)
+    past = _outcome(context, outcome, home, debug) if outcome else None
+    if past is not None:
+        step, peers = step or (None if speed else past.step), peers or (None if link else past.peers)
     asked = question(
         _read(run), run.name if run else "", parameters=parameters, layers=layers, width=width, tokens=tokens, step=step,
         speed=speed, peers=peers, links=link or (), rtt=rtt, every=every, codec=codec, memory=memory_bytes(memory) or 0,
@@ -171,22 +171,22 @@ def plan(
         here=run.parent if run else Path(),
     )  # fmt: skip
     answer = planner.plan(asked)
-    if came is not None:
+    if past is not None:
         from thinwire.collectives.costs.plan_outcome import comparison
 
-        compared = comparison(asked, answer.round, came)
+        compared = comparison(asked, answer.round, past)
     if json:
         import msgspec
 
-        whole = answer if came is None else {"plan": answer, "outcome": came, "comparison": compared}
+        whole = answer if past is None else {"plan": answer, "outcome": past, "comparison": compared}
         print(msgspec.json.format(msgspec.json.encode(whole)).decode())
         return
     from thinwire.sims.planner import plan_view
 
-    if came is None:
+    if past is None:
         plan_view.show(answer)
     else:
-        plan_view.show_comparison(came, compared)
+        plan_view.show_comparison(past, compared)
 
 
 def _outcome(context: typer.Context, run: str, home: Path | None, debug: bool) -> RunOutcome:

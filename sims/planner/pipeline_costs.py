@@ -59,7 +59,7 @@ def pipeline(question: Question, held: float) -> Pipeline | None:
     rate = min(min(machine.up, machine.down) for machine in question.machines)
     micro = MICRO * stages
     boundaries = []
-    for name, per_token, remark in _ways(question.width):
+    for name, per_token, remark in _boundaries(question.width):
         crossing = per_token * question.tokens * stages
         slot = max(step / micro, crossing / micro / rate)
         filled = step / micro + crossing / micro / rate + 2 * question.latency
@@ -71,7 +71,7 @@ def pipeline(question: Question, held: float) -> Pipeline | None:
     return Pipeline(stages, held / stages, (stages - 1) / (micro + stages - 1), tuple(boundaries))
 
 
-def _ways(width: int) -> list[tuple[str, float, str]]:
+def _boundaries(width: int) -> list[tuple[str, float, str]]:
     """Return name, bytes per token (forward plus backward) and remark of each boundary.
 
     The figures of TAH-Quant and of subspace networks are the published ones.

@@ -34,7 +34,7 @@ LADDER = (1, 2, 5, 10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 1000, 2000, 5000
 """Values of H that are tried."""
 
 ALIKE = 0.05
-"""Times that differ by less than this part are equal: the model is no more exact."""
+"""Times that differ by less than this fraction count as equal: the model is no more exact."""
 
 MBITS = np.logspace(-1, 6, 176)
 """Bandwidths that are tried, in Mbit/s: 25 per decade."""
@@ -91,9 +91,10 @@ class Recommendation(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Answer to a Question.
+    """Answer to a Question. Utilisations are fractions, sizes are in bytes, times in seconds.
 
-    bits: bits per parameter with the requested codec. Utilisations are fractions, sizes are in bytes, times in seconds.
+    bits: bits per parameter with the requested codec. best: recommendation among all methods; best_here: among those of
+    this version.
     """
 
     question: Question
@@ -189,7 +190,7 @@ def _best(
     if not fits:
         least = min(rows, key=lambda row: row.memory)
         room, taken = question.memory / (1 << 30), least.memory / (1 << 30)
-        why = f"none of them fits into {room:.3g} GiB; this one needs least, {taken:.3g} GiB"
+        why = f"no method fits into {room:.3g} GiB; this one needs least, {taken:.3g} GiB"
         return Recommendation(least.method, least.every, least.utilisation, why)
     at = TARGETS.index(WANTED)
     trust = {method.name: method.trust for method in found}
@@ -198,12 +199,12 @@ def _best(
         if every is not None and every <= trust[row.method]:
             busy = next(method for method in found if method.name == row.method).busy(every)
             return Recommendation(
-                row.method, every, busy, f"the plainest that computes {100 * WANTED:.0f} % of the time"
+                row.method, every, busy, f"the simplest method that computes {100 * WANTED:.0f} % of the time"
             )
     names = {row.method for row in fits}
     able = [(method, method.busy(method.trust)) for method in found if method.name in names]
     most = max(able, key=lambda pair: pair[1])
-    why = f"nothing computes {100 * WANTED:.0f} % of the time with an H known to train well; this computes most"
+    why = f"no method computes {100 * WANTED:.0f} % of the time with an H known to train well; this one computes most"
     return Recommendation(most[0].name, most[0].trust, most[1], why)
 
 
@@ -223,7 +224,7 @@ def _needs(question: Question) -> tuple[BandwidthNeed, ...]:
     return tuple(result)
 
 
-def _ways(question: Question) -> str:
+def _topology_note(question: Question) -> str:
     """Compare the topologies of a dense round in a note."""
     straight, ring = (rounds(question, question.every, topology).data for topology in ("butterfly", "ring"))
     if abs(ring - straight) <= ALIKE * straight:
@@ -246,8 +247,10 @@ def _notes(question: Question, late: int, fragments: int, held: float, chain: Pi
         sized, equal = (rounds(msgspec.structs.replace(question, sized=how), question.every) for how in (True, False))
         if sized.exchange < 0.95 * equal.exchange:
             takes = "takes" if question.sized else "of a plain butterfly would take"
-            ways = f"{sized.exchange:.3g} s with chunks dealt out by bandwidth, {equal.exchange:.3g} s with equal parts"
-            notes.append(f"an exchange {takes} {ways}")
+            times = (
+                f"{sized.exchange:.3g} s with chunks dealt out by bandwidth, {equal.exchange:.3g} s with equal parts"
+            )
+            notes.append(f"an exchange {takes} {times}")
     if late:
         notes.append(
             f"{late} peers are so slow that rounds would continue without them {question.grace:g} s after the others: "
@@ -259,7 +262,7 @@ def _notes(question: Question, late: int, fragments: int, held: float, chain: Pi
     if question.peers > MAX_GROUP and not question.paired:
         notes.append(f'this version has at most {MAX_GROUP} peers in a round: more need outer.method = "noloco"')
     if dense:
-        notes.append(_ways(question))
+        notes.append(_topology_note(question))
     if METHODS[question.method].asynchronous:
         notes.append("the round is one with all peers: asynchronous rounds, which wait for no peer, are not modelled")
     if question.memory and held > question.memory:

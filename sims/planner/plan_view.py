@@ -33,10 +33,10 @@ def show_comparison(outcome: RunOutcome, rows: Sequence[Comparison]) -> None:
     if not console.is_terminal:
         console = Console(width=160)
     print(f"Medians of {outcome.rounds} rounds of {outcome.steps:g} steps with {outcome.peers} contributors")
-    table = _table("", ("",), ("planned", "came", "ratio"))
+    table = _table("", ("",), ("planned", "measured", "ratio"))
     for row in rows:
-        planned, came = (_figure(row.unit, value) for value in (row.planned, row.came))
-        table.add_row(row.name, planned, came, "-" if row.ratio is None else f"{row.ratio:.2f}")
+        planned, measured = (_figure(row.unit, value) for value in (row.planned, row.came))
+        table.add_row(row.name, planned, measured, "-" if row.ratio is None else f"{row.ratio:.2f}")
     console.print(table, highlight=False)
 
 
@@ -63,14 +63,14 @@ def _facts(plan: Plan) -> Text:
     asked, now = plan.question, plan.round
     best, here = plan.best, plan.best_here
     paired = asked.paired
-    way, talk = (
+    method, agreement = (
         ("noloco, " + ("pairs" if asked.group == 2 else f"groups of {asked.group}"), "asking")
         if paired
         else (asked.method, "agreeing")
     )
     spec = asked.codecs.spec if paired else asked.own_codec or asked.codec
     chunks = "" if asked.own_codec else f", {now.chunks} chunks"
-    exchange = f"{seconds_text(now.agreement)} {talk} + {seconds_text(now.data)} data"
+    exchange = f"{seconds_text(now.agreement)} {agreement} + {seconds_text(now.data)} data"
     computing = f"{seconds_text(now.computing)} computing"
     frozen = f" beside {size_text(asked.frozen)} frozen ones" if asked.frozen else ""
     facts = [
@@ -85,7 +85,7 @@ def _facts(plan: Plan) -> Text:
             f"(per peer, fp32, without activations; a checkpoint takes at most {bytes_text(plan.memory.copy)} more "
             "while it is written, and nothing where that exceeds half of the memory left)",
         ),
-        ("round", f"{way}, H = {asked.every}, {spec}: {plan.bits:.4g} bits per parameter{chunks}"),
+        ("round", f"{method}, H = {asked.every}, {spec}: {plan.bits:.4g} bits per parameter{chunks}"),
         (
             "",
             f"{computing}, at the same time {exchange}" if asked.hidden else f"{computing} + {exchange}",
@@ -105,14 +105,14 @@ def _sites(found: SiteBytes) -> list[tuple[str, str]]:
     line = f"{found.down / MBIT:g}/{found.up / MBIT:g} Mbit/s"
     flat = f"{bytes_text(found.flat)} in {seconds_text(found.flat_seconds)} as a butterfly"
     tall = f"{bytes_text(found.tall)} in {seconds_text(found.tall_seconds)} as a hierarchy"
-    wise = 'exchange.topology = "hierarchy", and one `site` in node.toml for all peers of each'
+    advice = 'set exchange.topology = "hierarchy", and in node.toml of all peers of a site the same `site`'
     return [
         (
             "sites",
-            f"{found.sites} of up to {found.members} peers behind one line of {line}; each way it carries a round's",
+            f"{found.sites} of up to {found.members} peers behind one line of {line}; in each direction a round sends over it",
         ),
         ("", f"{flat}, {tall}: {found.factor:.1f} times as fast"),
-        ("", f"so {wise}" if found.factor > 1 else "so leave exchange.topology as it is"),
+        ("", f"so {advice}" if found.factor > 1 else "so leave exchange.topology as it is"),
     ]
 
 
@@ -169,14 +169,18 @@ def _needs(needs: tuple[BandwidthNeed, ...], targets: tuple[float, ...]) -> Tabl
 def _pipeline(found: Pipeline) -> Table:
     table = _table(
         f"A pipeline of {found.stages} stages, {bytes_text(found.memory)} each: filling it takes {percent(found.bubble)}, "
-        "outer rounds come on top",
+        "outer rounds are additional",
         ("boundary",),
         ("bytes a token", "keeps up at", "computing"),
         ("",),
     )
-    for way in found.boundaries:
+    for boundary in found.boundaries:
         table.add_row(
-            way.name, f"{way.per_token:,.0f}", rate_text(way.mbits), percent(way.utilisation), Text(way.remark)
+            boundary.name,
+            f"{boundary.per_token:,.0f}",
+            rate_text(boundary.mbits),
+            percent(boundary.utilisation),
+            Text(boundary.remark),
         )
     return table
 

@@ -167,5 +167,5 @@ def _machine(text: str, step: float) -> tuple[int, PeerMachine]:
     except ValueError:
         raise wrong from None
     if min(down, up, own) <= 0:
-        raise PlanError(f"{text!r}: bandwidths and steps are more than nothing", "leave out who is not there")
+        raise PlanError(f"{text!r}: bandwidths and step times must be above 0", "leave out peers that are absent")
     return int(match["count"] or 0), PeerMachine(1, down, up, own)

@@ -39,7 +39,7 @@ def sizes(peers: int, members: int) -> list[int]:
     return [min(members, peers - first) for first in range(0, peers, members)]
 
 
-def flat_bytes(nbytes: float, groups: Sequence[int]) -> float:
+def butterfly_bytes(nbytes: float, groups: Sequence[int]) -> float:
     """Return the bytes out of the busiest site, and into it, if each peer sends to every owner.
 
     With n of N peers at the site this is 2 n (1 - n/N) of the payload.
@@ -48,7 +48,7 @@ def flat_bytes(nbytes: float, groups: Sequence[int]) -> float:
     return max((2 * n * (1 - n / total) * nbytes for n in groups), default=0.0)
 
 
-def tall_bytes(nbytes: float, groups: Sequence[int]) -> float:
+def hierarchy_bytes(nbytes: float, groups: Sequence[int]) -> float:
     """Return the same if each site sends one value per chunk: 2 (1 - 1/G) of the payload for G sites.
 
     It does not depend on the number of members.
@@ -62,11 +62,11 @@ def sites(nbytes: float, peers: int, members: int, line: tuple[float, float], li
     line: bytes/s down and up of a site. link: bytes/s of a peer's own link. latency: seconds one way.
     """
     groups = sizes(peers, members)
-    flat, tall, slow = flat_bytes(nbytes, groups), tall_bytes(nbytes, groups), min(line)
-    # In a butterfly, every peer passes 2 (1 - 1/N) of the payload through its own link. In a hierarchy it relays within
-    # its site what crosses the line once, so twice 1 - 1/n, plus its share of what crosses.
-    apart = 2 * (1 - 1 / peers) * nbytes / link
-    inside = max(2 * (1 - 1 / n) * nbytes / link for n in groups)
+    flat, tall, slow = butterfly_bytes(nbytes, groups), hierarchy_bytes(nbytes, groups), min(line)
+    # In a butterfly of N peers, 2 (1 - 1/N) of the payload passes through each peer's own link. In a hierarchy it is
+    # 2 (1 - 1/n), within its site of n peers. Its share of the traffic to other sites is left out: the line limits that.
+    own_flat = 2 * (1 - 1 / peers) * nbytes / link
+    own_tall = max(2 * (1 - 1 / n) * nbytes / link for n in groups)
     return SiteBytes(
         len(groups),
         max(groups),
@@ -74,6 +74,6 @@ def sites(nbytes: float, peers: int, members: int, line: tuple[float, float], li
         line[1],
         flat,
         tall,
-        max(flat / slow, apart) + 2 * latency,
-        max(tall / slow, inside) + 2 * latency,
+        max(flat / slow, own_flat) + 2 * latency,
+        max(tall / slow, own_tall) + 2 * latency,
     )

@@ -214,7 +214,7 @@ class TestAdvice:
                 assert best.method in fitting and "fits" not in best.why
             else:
                 assert best.method == min(rows, key=lambda row: row.memory).method
-                assert f"none of them fits into {memory} GiB" in best.why
+                assert f"no method fits into {memory} GiB" in best.why
 
     def test_plan_for_one_peer_is_refused(self):
         with pytest.raises(PlanError, match="no partner"):
