@@ -83,7 +83,7 @@ def play(
         first = played.violations[0]
         raise Violated(
             f"{len(played.violations)} violations; the first at {first.at:.1f} s: {first.oracle}: {first.detail}",
-            f"again with `{command}`",
+            f"repeat it with `{command}`",
         )
     return 0
 

@@ -20,8 +20,8 @@ from thinwire.swarm.membership.presets import WAN, Preset
 TRIES = 60
 """Largest number of simulations for shrinking one list of faults."""
 
-Command = Callable[[int, Sequence[Fault] | None], str]
-"""Function that returns the command for a seed, with its own faults (None) or with these."""
+Command = Callable[[int], str]
+"""Function that returns the command that repeats a seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class FailedSeed:
         lines = [f"seed {self.seed}: {first.oracle} at {first.at:.2f} s, peer {first.peer}: {first.detail}"]
         lines += [f"{len(self.faults)} of {self.drawn} faults are enough:"]
         lines += [f"    {fault_text(fault)}" for fault in self.faults]
-        return "\n".join([*lines, f"again with: {self.command}"])
+        return "\n".join([*lines, f"repeat it with: {self.command}"])
 
 
 def fault_text(fault: Fault) -> str:
@@ -57,7 +57,7 @@ def examine(
     stall: float | None = None,
     shrink: bool = True,
     rerun: bool = False,
-    command: Command = lambda seed, faults: f"thinwire sim FILE --seed {seed}",
+    command: Command = lambda seed: f"thinwire sim FILE --seed {seed}",
 ) -> FailedSeed | None:
     """Run one seed. Returns None without a violation; `rerun` runs it twice and compares the traces."""
 
@@ -77,9 +77,7 @@ def examine(
     faults = shrunk(run, play) if shrink else run.faults
     last = play(faults) if shrink else run
     violations = last.violations or run.violations
-    return FailedSeed(
-        run.scenario.seed, violations, faults, len(run.faults), command(run.scenario.seed, faults if shrink else None)
-    )
+    return FailedSeed(run.scenario.seed, violations, faults, len(run.faults), command(run.scenario.seed))
 
 
 def shrunk(run: Run, play: Callable[[Sequence[Fault]], Run]) -> tuple[Fault, ...]:

@@ -127,7 +127,7 @@ def churn(name: str, seed: int, peers: int = PEERS) -> tuple[Fault, ...]:
         chosen = (rng.randrange(2, peers),) if kind == "kill" else tuple(rng.sample(range(peers), count))
         found.append(Fault(at, kind, chosen, 0.0 if kind == "kill" else rng.uniform(1.0, CALM - at)))
     mix = {kind: 6.0 for kind in rng.sample(MORE, 2)}
-    # The `peers` that draw() would kill are excluded: one is dead already.
+
     found += draw(seed, mix, peers, CALM / QUIET, liars=sorted(LIES))
     return tuple(sorted(found, key=lambda fault: (fault.at, fault.kind, fault.peers)))
 

@@ -3,7 +3,7 @@
     python -m thinwire.sims.trials.noloco_trial 17           # run a seed, and shrink its faults if it fails
     python -m thinwire.sims.trials.noloco_trial 0 200        # seeds 0 to 199
 
-A seed has the same peers, links and faults as there, and another manifest.
+A seed has the same peers, links and faults as in `trial.py`, and another manifest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from thinwire.collectives.gossip.owner_group import MESH
 from thinwire.collectives.topology.shards import MIN_CHUNK
-from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.scenario.scenario import Scenario
 from thinwire.sims.trials.driver import FailedSeed, examine
 from thinwire.sims.trials.trial import PACE, PARAMETERS, STALL, trial
@@ -37,7 +36,7 @@ max_weight = 100000
 """
 
 CODECS = ("fp32", "int8(block=256)", "int8(block=64)", "topk(k=64,chunk=4096)|2bit|rice")
-"""The first one is exact: with γ = β and one part one vector travels, otherwise two."""
+"""The first one is exact: with it, γ = β and one part, peers send one vector, otherwise two."""
 
 GAMMAS = (0.7, 0.4)
 
@@ -63,7 +62,7 @@ def trial_of_pairs(seed: int, peers: int = PEERS) -> Scenario:
     return replace(trial(seed, peers), name="trial-of-pairs", manifest=manifest, parameters=parameters(group, parts))
 
 
-def command(seed: int, faults: Sequence[Fault] | None = None) -> str:
+def command(seed: int) -> str:
     """Return the command that repeats a failed seed."""
     return f"python -m thinwire.sims.trials.noloco_trial {seed}"
 

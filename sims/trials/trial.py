@@ -24,7 +24,7 @@ from typing import Literal, TypeAlias, get_args
 from thinwire.collectives.costs.access_links import MBIT
 from thinwire.node.peer.peer import OWN_STATE, PATIENCE
 from thinwire.sims.network.regions import REGIONS
-from thinwire.sims.scenario.faults import KINDS, LIES, QUIET, SEVERE, Fault, draw
+from thinwire.sims.scenario.faults import KINDS, LIES, QUIET, SEVERE, draw
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
 from thinwire.sims.trials import families
 from thinwire.sims.trials.driver import FailedSeed, examine
@@ -33,7 +33,7 @@ from thinwire.swarm.membership.presets import LAN, Preset
 
 PEERS = 50
 SECONDS = 25.0
-WILD = 10.0
+CALM = 10.0
 """Seconds after which no fault is active."""
 
 STALL = 12.0
@@ -112,7 +112,7 @@ def trial(seed: int, peers: int = PEERS, topology: Topology | Literal["sieve"] =
     rates, kinds = ((6.0, 12.0, 24.0), usual) if topology == "butterfly" else ((3.0, 6.0, 12.0), CHURN)
     mix = {kind: rng.choice(rates) for kind in rng.sample(kinds, MIXED)}
     codec = rng.choice(("fp32", "int8(block=256)"))
-    rule = "clip" if seed % 2 else "mean"  # with equal shares, ties show the order of summation
+    rule = "clip" if seed % 2 else "mean"  # With equal shares, ties show the order of summation.
     return Scenario(
         name="trial",
         seed=seed,
@@ -122,7 +122,7 @@ def trial(seed: int, peers: int = PEERS, topology: Topology | Literal["sieve"] =
         parameters=PARAMETERS,
         jitter=0.2,
         loss=rng.choice((0.0, 0.0, 0.005)),
-        faults=draw(seed, mix, peers, WILD / QUIET, liars=sorted(LIES)),
+        faults=draw(seed, mix, peers, CALM / QUIET, liars=sorted(LIES)),
         interval=SECONDS,
     )
 
@@ -136,10 +136,10 @@ def check(
     rerun: bool = False,
 ) -> FailedSeed | None:
     """Run one seed; return None without a violation."""
-    few = (f" --peers {peers}" if peers != PEERS else "") + (f" --{topology}" if topology != "butterfly" else "")
+    flags = (f" --peers {peers}" if peers != PEERS else "") + (f" --{topology}" if topology != "butterfly" else "")
 
-    def command(seed: int, faults: Sequence[Fault] | None) -> str:
-        return f"python -m thinwire.sims.trials.trial {seed}{few}"
+    def command(seed: int) -> str:
+        return f"python -m thinwire.sims.trials.trial {seed}{flags}"
 
     return examine(trial(seed, peers, topology), preset=PACE, stall=STALL, shrink=shrink, rerun=rerun, command=command)
 
@@ -155,7 +155,7 @@ def check_family(seed: int, name: str, *, mix: MixName = "usual", shrink: bool =
     turns = [one for one in families.FAMILIES if one != "translators" and (usual or one != "merge")]
     name = turns[seed % len(turns)] if name == "all" else name
 
-    def command(seed: int, faults: Sequence[Fault] | None) -> str:
+    def command(seed: int) -> str:
         return f"python -m thinwire.sims.trials.trial {seed} --family {name}{'' if usual else f' --mix {mix}'}"
 
     scenario, stall = make(name, seed), families.FAMILIES[name].stall

@@ -124,9 +124,7 @@ def test_failing_trial_is_shrunk_and_prints_its_reproduction(monkeypatch: pytest
     harmless = tuple(Fault(2.0 + at, "reset", (at % 6, (at + 1) % 6)) for at in range(6))
     wanted = Fault(5.25, "kill", (2,))
     monkeypatch.setattr("thinwire.sims.simulation.world.SimWorld.ended", _fragile)
-    found = examine(
-        scenario.with_(faults=(*harmless, wanted)), preset=trial.PACE, command=lambda seed, faults: f"see {seed}"
-    )
+    found = examine(scenario.with_(faults=(*harmless, wanted)), preset=trial.PACE, command=lambda seed: f"see {seed}")
     assert found is not None and found.faults == (wanted,) and found.drawn == 7
     assert found.violations[0].oracle == "limits" and "see 3" in found.text and fault_text(wanted) in found.text
     assert eval(fault_text(wanted), {"Fault": Fault}) == wanted  # noqa: S307 - what is printed can be pasted
