@@ -204,7 +204,7 @@ class HomeSwarm:
         """Raise: there are no stages."""
         raise NotImplementedError
 
-    def gathering(self, machine: Machine) -> int:
+    def wait_for(self, machine: Machine) -> int:
         """Return the number of peers that the founder waits for."""
         return len(self.machines) if not machine.index else 1
 

@@ -54,7 +54,8 @@ class SimDisk:
         """Seconds that operations should have taken since the caller last set it to 0."""
         self._rng = rng
         self._root = _Folder()
-        self._life = 0
+        self._crashes = 0
+        """Crashes so far: a file that was opened before the last one is unusable."""
 
     # --- faults
 
@@ -63,7 +64,7 @@ class SimDisk:
 
         Names that were not synced remain or not, folder by folder. Open files become unusable.
         """
-        self._life += 1
+        self._crashes += 1
         self._settle(self._root)
 
     def _settle(self, folder: _Folder) -> None:
@@ -145,14 +146,14 @@ class SimDisk:
         if path.name in folder.live:
             _fail(errno.EEXIST, path)
         folder.live[path.name] = file = _File()
-        return _OpenFile(self, file, path, self._life)
+        return _OpenFile(self, file, path, self._crashes)
 
     def scratch(self, path: Path, free: int) -> ScratchFile:
         self._change("scratch", path)
         self._folder(path)
         if self._room(free) < free:
             _fail(errno.ENOSPC, path)
-        return _OpenFile(self, _File(), path, self._life)
+        return _OpenFile(self, _File(), path, self._crashes)
 
     def overwrite(self, path: Path, data: bytes) -> None:
         file = self._file(path)
@@ -210,24 +211,24 @@ class SimDisk:
 
     # --- shared with open files
 
-    def write(self, file: _File, data: bytes, path: Path, life: int) -> None:
+    def write(self, file: _File, data: bytes, path: Path, crashes: int) -> None:
         """Append to an open file."""
-        self._change("write", path, life)
+        self._change("write", path, crashes)
         room = self._room(len(data))
         file.live += data[:room]
         if room < len(data):
             _fail(errno.ENOSPC, path)
 
-    def read_part(self, file: _File, start: int, nbytes: int, path: Path, life: int) -> bytes:
+    def read_part(self, file: _File, start: int, nbytes: int, path: Path, crashes: int) -> bytes:
         """Return a part of an open file."""
-        if life != self._life:
+        if crashes != self._crashes:
             _fail(errno.EIO, path)
         self.spent += self.delay
         return bytes(file.live[start : start + nbytes])
 
-    def sync(self, file: _File, path: Path, life: int) -> None:
+    def sync(self, file: _File, path: Path, crashes: int) -> None:
         """Make an open file's content durable."""
-        self._change("sync", path, life)
+        self._change("sync", path, crashes)
         if not self.lying:
             file.durable = bytes(file.live)
 
@@ -235,8 +236,8 @@ class SimDisk:
         """Return by how many bytes a file can grow, at most `wanted`."""
         return max(0, wanted if self.capacity is None else min(wanted, self.capacity - self.used()))
 
-    def _change(self, operation: str, path: Path, life: int | None = None, *, grows: bool = True) -> None:
-        if life not in (None, self._life):
+    def _change(self, operation: str, path: Path, crashes: int | None = None, *, grows: bool = True) -> None:
+        if crashes not in (None, self._crashes):
             _fail(errno.EIO, path)
         self.before(operation)
         self.spent += self.delay
@@ -263,17 +264,17 @@ class SimDisk:
 
 
 class _OpenFile:
-    def __init__(self, disk: SimDisk, file: _File, path: Path, life: int) -> None:
-        self._disk, self._file, self._path, self._life = disk, file, path, life
+    def __init__(self, disk: SimDisk, file: _File, path: Path, crashes: int) -> None:
+        self._disk, self._file, self._path, self._crashes = disk, file, path, crashes
 
     def write(self, data: bytes | memoryview) -> None:
-        self._disk.write(self._file, bytes(data), self._path, self._life)
+        self._disk.write(self._file, bytes(data), self._path, self._crashes)
 
     def read(self, start: int, nbytes: int) -> bytes:
-        return self._disk.read_part(self._file, start, nbytes, self._path, self._life)
+        return self._disk.read_part(self._file, start, nbytes, self._path, self._crashes)
 
     def sync(self) -> None:
-        self._disk.sync(self._file, self._path, self._life)
+        self._disk.sync(self._file, self._path, self._crashes)
 
     def close(self) -> None:
         pass

@@ -260,15 +260,15 @@ class AlwaysInvariants:
             roster = machine.process.peer.session.roster
             # Peers that lie may be banned; that no honest one is, `_bans` checks.
             out, view = set(roster.peers.banned), roster.peers.view
-            everybody = tuple(peer for peer in sorted_there if peer not in out) if out else sorted_there
-            if view.peers == everybody:
+            expected = tuple(peer for peer in sorted_there if peer not in out) if out else sorted_there
+            if view.peers == expected:
                 continue
             seen = set(view.peers)
-            came = self._changed.get(machine.index, 0.0)
-            # A peer that joined after a death may have the dead peer from an uninformed one, and has to find out by
-            # itself.
-            new = now <= came + self._round + self._settle
-            unknown = {peer for peer, at in fallen.items() if new and at < came}
+            joined = self._changed.get(machine.index, 0.0)
+            # A peer that joined after a death may have learned of the dead peer from one that did not know of the death.
+            # It has to detect the death by itself.
+            new = now <= joined + self._round + self._settle
+            unknown = {peer for peer, at in fallen.items() if new and at < joined}
             ghosts, unseen = seen - there - skewed - coming - unknown, there - seen - skewed - out
             if ghosts or unseen:
                 self._on_violation(

@@ -26,10 +26,11 @@ from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import Commit, PeerId
 
 
-def replayed(manifest: Manifest) -> bool:
+def can_replay(manifest: Manifest) -> bool:
     """Return True if the rounds of a run can be replayed.
 
-    Not those of pairs, which have no common state, and not a sparse butterfly: its owners retain parts of sums.
+    Those of pairs cannot: they have no common state. Those of a sparse butterfly cannot either: its owners retain parts
+    of sums.
     """
     return not manifest.outer.gossip and manifest.exchange.collective != "sparse-butterfly"
 

@@ -19,7 +19,7 @@ from thinwire.sims.invariants.always import ORPHAN, ROUNDS, SPARE, AlwaysInvaria
 from thinwire.sims.invariants.fragments import FragmentInvariants
 from thinwire.sims.invariants.on_commit import NONE, CommitInvariants
 from thinwire.sims.invariants.oracles import OnViolation
-from thinwire.sims.invariants.recomputed_rounds import ReplayInvariant, replayed
+from thinwire.sims.invariants.recomputed_rounds import ReplayInvariant, can_replay
 from thinwire.sims.peers.machine import Machine, SimLearner
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.membership.presets import Preset
@@ -55,7 +55,7 @@ class SwarmInvariants:
         self.replays: Mapping[int, ReplayInvariant] = {
             number: ReplayInvariant(manifest, ids, on_violation)
             for number in range(manifest.outer.fragment_count if partial else 1)
-            if replayed(manifest)
+            if can_replay(manifest)
         }
         """Replays of committed rounds, by fragment."""
         between = slowest * manifest.outer.sync_every + manifest.exchange.timeout_seconds

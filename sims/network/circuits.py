@@ -1,7 +1,7 @@
 """Circuits of simulations: the product's own code grants, limits and ends them.
 
-Two things are simulated: the connections of visitors to the gate of a relay, and the way of frames over them. Frames pass
-a relay as packets, without its back-pressure and its limit `up`: the window of the link, from end to end, bounds them.
+Two things are simulated: the connections of visitors to the gate of a relay, and the frames over them. Frames pass a relay
+as packets, without its back-pressure and its limit `up`: the window of the link, from end to end, bounds them.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class MachineHost(Protocol):
 
     def stage(self, machine: Machine, manifest: Manifest, vocab: int, seat: Seat) -> SimLearner: ...
 
-    def gathering(self, machine: Machine) -> int: ...
+    def wait_for(self, machine: Machine) -> int: ...
 
     def event(self, machine: Machine, kind: str, fields: Mapping[str, Any]) -> None: ...
 
@@ -276,7 +276,7 @@ class Process:
             begin=self._begin,
             learn=self._learn,
             work=self._work,
-            wait_for=world.gathering(machine),
+            wait_for=world.wait_for(machine),
             moves=self._moves,
         )
         await self.lifecycle.run()

@@ -80,13 +80,13 @@ def staged(
 
     `cache`: directory for its tokens; `memory`: bytes for training, 0: it never moves.
     """
-    bench = WeakComputer(step_seconds / (PASSES * manifest.microbatches))
+    computer = WeakComputer(step_seconds / (PASSES * manifest.microbatches))
 
     def batches() -> Batches:
         return batches_of(manifest, load_tokenizer(manifest.data.tokenizer, cache), text, cache)
 
     fits = share(manifest, vocab, memory)[1] if memory else ()
-    return StagedLearner(learner(peer, manifest, vocab, seat, batches=batches, work=bench.work, fits=fits), bench)
+    return StagedLearner(learner(peer, manifest, vocab, seat, batches=batches, work=computer.work, fits=fits), computer)
 
 
 async def seated(

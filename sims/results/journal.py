@@ -33,9 +33,9 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class PeerSample(NamedTuple):
-    """State of one peer: bytes since its start, round, loss of its last round, and its activity.
+    """State of one peer: bytes, round, loss of its last round, and its phase.
 
-    `busy`: seconds of computing since its start, for utilisation.
+    `busy`: seconds of computing, for utilisation. Bytes and seconds are since the start of the process.
     """
 
     up: int
@@ -101,4 +101,4 @@ class Journal:
 
 
 Watch: TypeAlias = Callable[[Journal], None]
-"""Called after each sample. What it raises ends the simulation."""
+"""Function that is called after each sample. An exception that it raises ends the simulation."""

@@ -43,7 +43,7 @@ class Stopped(Exception):
 
 
 class LiveView:
-    """View of the journal that `watch` is given, on stderr. `journal` is the newest one, for the report."""
+    """View of a journal on stderr. `journal` is the one that `watch` got last, for the report."""
 
     def __init__(self, scenario: Scenario, style: str) -> None:
         self.journal = Journal(tuple(peer.name for peer in scenario.peers))
@@ -63,7 +63,7 @@ class LiveView:
         if self._live is not None:
             if time.perf_counter() > self._shown + _REDRAW:
                 self._shown = time.perf_counter()
-                self._live.update(self._scene(), refresh=True)
+                self._live.update(self._screen(), refresh=True)
         elif journal.now >= self._scenario.duration * (self._lines + 1) / _LINES:
             self._lines = int(journal.now * _LINES / self._scenario.duration)
             print(self._line(), file=sys.stderr, flush=True)
@@ -75,9 +75,9 @@ class LiveView:
         self.signal = number
 
     def close(self) -> None:
-        """Leave the last scene on the screen."""
+        """Draw the last state, and end the view."""
         if self._live is not None:
-            self._live.update(self._scene(), refresh=True)
+            self._live.update(self._screen(), refresh=True)
             self._live.stop()
 
     def _read(self) -> None:
@@ -105,7 +105,7 @@ class LiveView:
             f"faults {sum(1 for _ in journal.of('fault') if not _.fields['over'])}"
         )
 
-    def _scene(self) -> Group:
+    def _screen(self) -> Group:
         title = Text(self._line())
         bar = Progress(TextColumn(self._scenario.name), BarColumn(None), TextColumn("{task.percentage:.0f} %"))
         part = min(1.0, self.journal.now / self._scenario.duration)

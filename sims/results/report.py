@@ -15,8 +15,8 @@ MODELLED = "model of a loss, no real training"
 """Description of the losses of a scenario with `compute = "stub"`."""
 
 
-class BrokenPromise(Protocol):
-    """Violation of an invariant."""
+class ReportedViolation(Protocol):
+    """Violation of an invariant, in virtual time (`Violation`) or in real time (`SeenViolation`)."""
 
     @property
     def at(self) -> float: ...
@@ -41,7 +41,7 @@ class PlayResult:
     trace: str = ""
     command: str = ""
     finished: bool = True
-    violations: Sequence[BrokenPromise] = ()
+    violations: Sequence[ReportedViolation] = ()
 
 
 def summarize(scenario: Scenario, journal: Journal, play: PlayResult) -> dict[str, Any]:
@@ -134,15 +134,15 @@ def loss_by_round(journal: Journal, without: Iterable[int] = ()) -> list[tuple[f
 
 def carried(journal: Journal) -> list[tuple[int, int]]:
     """Return the bytes that each peer has sent and received in all its processes, by index."""
-    whole = [(0, 0)] * len(journal.names)
+    ended = [(0, 0)] * len(journal.names)
     before = [(0, 0)] * len(journal.names)
     for sample in journal.samples:
         for index, one in enumerate(sample.peers):
             now = (one.up, one.down) if one is not None else (0, 0)
             if now < before[index]:  # Another process counts from 0.
-                whole[index] = (whole[index][0] + before[index][0], whole[index][1] + before[index][1])
+                ended[index] = (ended[index][0] + before[index][0], ended[index][1] + before[index][1])
             before[index] = now
-    return [(old[0] + new[0], old[1] + new[1]) for old, new in zip(whole, before, strict=True)]
+    return [(old[0] + new[0], old[1] + new[1]) for old, new in zip(ended, before, strict=True)]
 
 
 def never_contributed(journal: Journal) -> set[int]:
@@ -155,7 +155,7 @@ def never_contributed(journal: Journal) -> set[int]:
 def busy_parts(journal: Journal) -> list[tuple[float, list[float | None]]]:
     """Return (time of a sample, utilisation of each peer since the last one; None: absent).
 
-    Computing of a peer that never contributed is no use, so it counts as none.
+    The computing of a peer that never contributed was useless, so it counts as 0.
     """
     useless = never_contributed(journal)
     parts: list[tuple[float, list[float | None]]] = []
@@ -183,7 +183,7 @@ def utilisation(journal: Journal) -> float | None:
 
 
 def quantile(values: Sequence[float], part: float) -> float | None:
-    """Return the smallest value that is not below `part` of them; None without values."""
+    """Return the smallest value that is not below the fraction `part` of the values; None without values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else None
 

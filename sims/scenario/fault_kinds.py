@@ -42,14 +42,14 @@ AMOUNTS: Mapping[str, tuple[float, float]] = {
 """Kind with an amount -> range of the amount."""
 
 
-def odd(fault: Fault, peers: int) -> tuple[str, str] | None:
+def problem_of(fault: Fault, peers: int) -> tuple[str, str] | None:
     """Return an error and a hint for an invalid fault in a swarm of `peers`, or None."""
     if fault.kind not in KINDS:
         return f"{fault.kind!r} is no kind of fault", nearest(fault.kind, KINDS, "kinds: ")
     wrong = [index for index in fault.peers if not 0 <= index < peers]
     if wrong:
         return f"there is no peer {wrong[0]}", f"peers are 0 to {peers - 1}"
-    if fault.kind == "liar" and (hint := no_lie(fault.detail)):
+    if fault.kind == "liar" and (hint := unknown_lie_hint(fault.detail)):
         return f"detail: {fault.detail!r} is no way to lie", hint
     means, named = f"{fault.kind}: {KINDS[fault.kind]}", len(set(fault.peers))
     least = 0 if fault.kind == "loss" else 2 if fault.kind in PAIRS | DIRECTED else 1
@@ -68,6 +68,6 @@ def odd(fault: Fault, peers: int) -> tuple[str, str] | None:
     return None
 
 
-def no_lie(kind: str) -> str:
-    """Return "" for a kind of lie, else a hint."""
+def unknown_lie_hint(kind: str) -> str:
+    """Return a hint for an unknown kind of lie; "" for a known one."""
     return "" if kind in ALL_LIES else nearest(kind, ALL_LIES, "ways to lie: ")

@@ -74,10 +74,10 @@ VOTE_LIES: Mapping[str, str] = {
     "drop-votes": "answers each proposal with its own ballot, without promises that report a vote, and with another value",
     "half-record": "signs for the results of its chunks to only half of the peers, and does not vote",
     "false-vote": "answers each proposal with its own ballot, and reports for it a vote for huge results",
-    "bounded-vote": "the same for results with usual norms: a negative share of its own contribution",
-    "false-claim": "the same, and it signs for having computed them, and replaces its announcement",
+    "bounded-vote": "as false-vote, for results with usual norms: a negative share of its own contribution",
+    "false-claim": "as bounded-vote, and it signs that it has computed these results, and replaces its announcement",
 }
-"""Lies about the agreement, likewise.
+"""Kind of lie about the agreement -> behaviour of the peer.
 
 The trials draw none of them: with quorums of half the members they can fork a round (docs/design/agreement.md).
 """
@@ -101,7 +101,10 @@ OWNER_LIES: Mapping[str, str] = {
     "left-out": "sends all peers the same results of its chunks without the first contribution",
     "shifted": "sends all peers the same results of its chunks, with every value a little larger",
 }
-"""False results that only audits find, so they commit: the oracle "aggregate" reports them."""
+"""Lies about results that only audits find.
+
+Their rounds commit, and the oracle "aggregate" reports them.
+"""
 
 ALL_LIES: Mapping[str, str] = {**LIES, **VOTE_LIES, **ATTACKS, **OWNER_LIES}
 """Every kind of lie, with the behaviour of the peer."""

@@ -12,7 +12,7 @@ import msgspec
 from thinwire.collectives.costs.access_links import ACCESS, MBIT, AccessKind
 from thinwire.sims.network import regions
 from thinwire.sims.network.translator import Nat
-from thinwire.sims.scenario.fault_kinds import ALONE, no_lie, odd
+from thinwire.sims.scenario.fault_kinds import ALONE, problem_of, unknown_lie_hint
 from thinwire.sims.scenario.faults import KINDS, Fault
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
 from thinwire.sims.scenario.tables import MOST_PEERS, FaultEntry, Links, PeerGroup, SiteLine, Top
@@ -64,7 +64,7 @@ def load_faults(file: Path, peers: int) -> tuple[Fault, ...]:
     except msgspec.MsgspecError as error:
         raise ScenarioError(f"{file}: {error}", 'write [{"at": 60, "kind": "kill", "peers": [3]}]') from None
     for number, fault in enumerate(faults, start=1):
-        if problem := odd(fault, peers):
+        if problem := problem_of(fault, peers):
             raise ScenarioError(f"{file}: fault {number}: {problem[0]}", problem[1])
     return faults
 
@@ -77,10 +77,12 @@ def parse(text: str, file: Path = Path("scenario.toml"), *, peers: int | None = 
         lines = lines_of(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ScenarioError(f"{file}: not TOML: {error}", "see https://toml.io for the format") from None
-    return _Scenario(file, lines).scenario(document, peers)
+    return _ScenarioReader(file, lines).scenario(document, peers)
 
 
-class _Scenario(Reader):
+class _ScenarioReader(Reader):
+    """Reader of one scenario."""
+
     def scenario(self, document: dict[str, Any], wanted: int | None) -> Scenario:
         top = self.table(Top, document, ())
         links = self.table(Links, top.links, ("links",))
@@ -93,16 +95,16 @@ class _Scenario(Reader):
             peers += self._peers(group, ("peers", index), len(peers), {region for region, _ in paths})
         if not peers:
             raise self.error(("peers",), "there are no peers", "add a [[peers]] table")
-        self._distinct(groups, peers)
-        self._held(top, len(peers))
+        self._check_names(groups, peers)
+        self._check_size(top, len(peers))
         if len(peers) > MOST_PEERS:
             raise self.error(("peers",), f"{len(peers)} peers are more than {MOST_PEERS}", "lower a count")
-        self._small(top, groups, peers[0])
+        self._check_memory(top, groups, peers[0])
         if peers[0].join > 0:
             raise self.error(
-                ("peers", 0, "join"), "the first peer founds the run: it is there from 0 on", "remove its join"
+                ("peers", 0, "join"), "the first peer founds the run, so it is there from the start", "remove its join"
             )
-        lines, nats = self._shared(top.sites, peers)
+        lines, nats = self._site_lines(top.sites, peers)
         if peers[0].nat != "none" or peers[0].site in nats:
             place: Place = ("peers", 0, "nat") if peers[0].nat != "none" else ("sites", peers[0].site, "nat")
             raise self.error(place, "the first peer founds the run: the others must reach it", "remove its nat")
@@ -156,7 +158,7 @@ class _Scenario(Reader):
             raise self.error((*place, "access"), "a link has a kind or rates, not both", "remove one of them")
         if bool(group.up_mbit) is not bool(group.down_mbit):
             key = "up_mbit" if group.up_mbit else "down_mbit"
-            raise self.error((*place, key), "a link has both up_mbit and down_mbit", "add the other")
+            raise self.error((*place, key), "a link needs both up_mbit and down_mbit", "add the other")
         kind = group.access or "fibre"
         if kind not in ACCESS:
             raise self.error((*place, "access"), f"{kind!r} is no kind of link", nearest(kind, ACCESS, "kinds: "))
@@ -168,7 +170,7 @@ class _Scenario(Reader):
             if home not in known:
                 hint = nearest(home, sorted(known), "regions: ")
                 raise self.error((*place, "region"), f"there is no region {home!r}", hint)
-        if group.liar and (hint := no_lie(group.liar)):
+        if group.liar and (hint := unknown_lie_hint(group.liar)):
             raise self.error((*place, "liar"), f"{group.liar!r} is no way to lie", hint)
         if group.leave is not None and group.leave <= group.join:
             raise self.error((*place, "leave"), "a peer leaves after it has joined", f"join is {group.join:g}")
@@ -193,7 +195,7 @@ class _Scenario(Reader):
             for i in range(group.count)
         ]
 
-    def _shared(
+    def _site_lines(
         self, tables: dict[str, Any], peers: list[PeerSpec]
     ) -> tuple[dict[str, tuple[float, float]], dict[str, Nat]]:
         """Return site -> bytes/s down and up of its shared link, and site -> kind of its address translator."""
@@ -207,27 +209,27 @@ class _Scenario(Reader):
             line = self.table(SiteLine, table, ("sites", name))
             if bool(line.up_mbit) is not bool(line.down_mbit):
                 key = "up_mbit" if line.up_mbit else "down_mbit"
-                raise self.error(("sites", name, key), "a link has both up_mbit and down_mbit", "add the other")
+                raise self.error(("sites", name, key), "a link needs both up_mbit and down_mbit", "add the other")
             if line.down_mbit and line.up_mbit:
                 found[name] = (line.down_mbit * MBIT, line.up_mbit * MBIT)
             if line.nat != "none":
                 if any(peer.site == name and peer.nat != "none" for peer in peers):
                     hint = "remove nat from the site or from its peers"
-                    raise self.error(("sites", name, "nat"), "a peer has one address translator", hint)
+                    raise self.error(("sites", name, "nat"), "a peer has at most one address translator", hint)
                 nats[name] = line.nat
         return found, nats
 
-    def _small(self, top: Top, groups: list[PeerGroup], founder: PeerSpec) -> None:
+    def _check_memory(self, top: Top, groups: list[PeerGroup], founder: PeerSpec) -> None:
         """Check that peers with little memory hold a part of a real model, and the founder all of it."""
         index = next((index for index, group in enumerate(groups) if group.memory_mib), None)
         if index is not None and (top.compute != "torch" or founder.memory):
             raise self.error(
                 ("peers", index, "memory_mib"),
-                "only a model that is really trained is held in stages, and by others than the first peer",
+                "memory_mib needs a model that is really trained, and a first peer that can hold all of it",
                 'write compute = "torch", and let the first peers have enough memory',
             )
 
-    def _held(self, top: Top, peers: int) -> None:
+    def _check_size(self, top: Top, peers: int) -> None:
         """Check that the data of peers with a stub model fits this machine."""
         import psutil
 
@@ -239,7 +241,7 @@ class _Scenario(Reader):
                 "lower parameters or the peers",
             )
 
-    def _distinct(self, groups: list[PeerGroup], peers: list[PeerSpec]) -> None:
+    def _check_names(self, groups: list[PeerGroup], peers: list[PeerSpec]) -> None:
         """Check that names of groups and peers are distinct: faults refer to them."""
         names = [group.name for group in groups]
         for index, name in enumerate(names):
@@ -317,12 +319,12 @@ class _Scenario(Reader):
                 raise self.error((*place, "peers"), f"there is no peer or group {one!r}", hint)
             chosen += [one] if isinstance(one, int) else named[one]
         if read.at > top.duration:
-            raise self.error((*place, "at"), "it comes after the end", f"duration is {top.duration:g}")
+            raise self.error((*place, "at"), "the fault would start after the end", f"duration is {top.duration:g}")
         whole = tuple(dict.fromkeys(chosen))
         split = [(one,) for one in whole] if read.kind in ALONE and whole else [whole]
         faults = [read.fault(some) for some in split]
         for fault in faults:
-            if problem := odd(fault, len(peers)):
+            if problem := problem_of(fault, len(peers)):
                 key = "kind" if fault.kind not in KINDS else problem[0].partition(":")[0]
                 raise self.error((*place, key if key in ("kind", "detail", "amount") else "peers"), *problem)
         return faults

@@ -91,7 +91,7 @@ def _wanted(kind: Any, error: msgspec.ValidationError) -> str:
     choices = [choice for choice in get_args(kind) if isinstance(choice, str)]
     if choices:
         return " or ".join(repr(choice) for choice in choices)
-    return _description(kind) or f"what it should be: {error}"
+    return _description(kind) or f"valid: {error}"
 
 
 def _description(kind: Any) -> str:

@@ -34,21 +34,21 @@ class FaultInjector:
             "pause": (self._pause, self._resume),
             "outage": (self._outage, _do_nothing),
             "majority-lost": (self._lose_majority, _do_nothing),
-            "partition": (self._leave, self._join),
-            "refuse": (self._leave, self._join),
+            "partition": (self._split, self._reunite),
+            "refuse": (self._split, self._reunite),
             "refuse-one-way": (self._refuse_one_way, self._admit_one_way),
             "flap": (self._flap, _do_nothing),
-            "isolate": (self._leave, self._join),
+            "isolate": (self._split, self._reunite),
             "one-way": (self._one_way, self._both_ways),
             "clog": (self._clog, self._unclog),
             "swizzle-clog": (self._swizzle, _do_nothing),
-            "loss": (self._lose, self._keep),
+            "loss": (self._lose, self._end_loss),
             "half-open": (self._half_open, _do_nothing),
             "reset": (self._reset, _do_nothing),
             "slow-close": (self._slow_close, _do_nothing),
-            "corrupt": (self._relay, self._trust),
-            "duplicate": (self._relay, self._trust),
-            "reorder": (self._relay, self._trust),
+            "corrupt": (self._relay, self._end_relay),
+            "duplicate": (self._relay, self._end_relay),
+            "reorder": (self._relay, self._end_relay),
             "clock-jump": (self._jump, self._jump_back),
             "clock-drift": (self._drift, self._drift_back),
             "slow-disk": (self._slow_disk, self._fast_disk),
@@ -93,7 +93,7 @@ class FaultInjector:
     def _kill(self, fault: Fault) -> bool:
         machine = self._of(fault)[0]
         if machine.process is None or not machine.process.ready:
-            return False  # A peer that has not started has nothing to lose, and the faults of others are enough.
+            return False  # A peer that is not ready yet has nothing to lose.
         machine.kill("killed", crash=True)
         return True
 
@@ -156,11 +156,11 @@ class FaultInjector:
 
     # Links
 
-    def _leave(self, fault: Fault) -> bool:
+    def _split(self, fault: Fault) -> bool:
         self._net.partition(self._groups(fault), refuse=fault.kind == "refuse")
         return True
 
-    def _join(self, fault: Fault) -> None:
+    def _reunite(self, fault: Fault) -> None:
         self._net.partition(self._groups(fault), refuse=fault.kind == "refuse", end=True)
 
     def _refuse_one_way(self, fault: Fault) -> bool:
@@ -202,7 +202,7 @@ class FaultInjector:
         self._net.unclog(first, second)
 
     def _swizzle(self, fault: Fault) -> bool:
-        """Clog one link after the other in the first half, and unclog them in another order in the second.
+        """Clog one peer after the other in the first half, and unclog them in another order in the second.
 
         FoundationDB does the same.
         """
@@ -220,7 +220,7 @@ class FaultInjector:
         self._net.lose(self._lossy(fault), fault.amount, fault.until if fault.seconds else math.inf)
         return True
 
-    def _keep(self, fault: Fault) -> None:
+    def _end_loss(self, fault: Fault) -> None:
         self._net.keep(self._lossy(fault), fault.amount, fault.until)
 
     def _lossy(self, fault: Fault) -> list[bytes]:
@@ -252,7 +252,7 @@ class FaultInjector:
         self._net.relay(first, second, fault.kind)
         return True
 
-    def _trust(self, fault: Fault) -> None:
+    def _end_relay(self, fault: Fault) -> None:
         first, second = self._ids(fault)[:2]
         self._net.relay(first, second, "")
 

@@ -110,7 +110,7 @@ def simulate(
     return Run(scenario, scenario.faults, journal, world.trace, tuple(violations), world.loop.time())
 
 
-def _circuits(preset: Preset) -> CircuitLimits:
+def _circuit_limits(preset: Preset) -> CircuitLimits:
     """Return the limits of circuits for a timing of the membership.
 
     A direct dial is given up before a peer is called dead, as on the internet.
@@ -147,7 +147,7 @@ class SimWorld:
             loss=scenario.loss,
             window=WINDOW,
             encode=len(scenario.peers) <= ENCODED,
-            circuits=_circuits(preset) if scenario.translated else None,
+            circuits=_circuit_limits(preset) if scenario.translated else None,
         )
         self.gateways: Mapping[str, Gateway] = {
             name: Gateway(self.net, up, down) for name, (down, up) in scenario.lines.items()
@@ -171,7 +171,7 @@ class SimWorld:
             still=still,
             window=WINDOW,
         )
-        self._misfortune = FaultInjector(self.net, self.machines)
+        self._faults = FaultInjector(self.net, self.machines)
         self._over = asyncio.Event()
 
     def on_violation(self, oracle: str, peer: int, detail: str) -> None:
@@ -214,18 +214,18 @@ class SimWorld:
             machine.kill("the end", crash=False)
 
     def _begin(self, fault: Fault) -> None:
-        if not self._misfortune.begin(fault):
+        if not self._faults.begin(fault):
             return
         now = self.loop.time()
         self.loop.record(b"fault", repr(fault).encode())
         self.journal.event(now, WORLD, "fault", fault_fields(fault))
-        touched = self._misfortune.touched(fault)
+        touched = self._faults.touched(fault)
         self.invariants.fault(touched, now + fault.seconds, private=fault.kind in PRIVATE)
         if fault.seconds:
             self.net.at(now + fault.seconds, self._end, fault)
 
     def _end(self, fault: Fault) -> None:
-        self._misfortune.end(fault)
+        self._faults.end(fault)
         self.journal.event(self.loop.time(), WORLD, "fault", fault_fields(fault, over=True))
 
     def _sample(self) -> None:
@@ -247,7 +247,7 @@ class SimWorld:
     # Interface of machines
 
     def contacts(self, me: int) -> Invite:
-        """Return an invite that names the peers that were up first, those that can be dialled before others."""
+        """Return an invite that names running peers; first those that can be dialled."""
         up = [m for m in self.machines if m.index != me and m.process is not None and m.process.ready]
         up.sort(key=lambda m: m.translator is not None)
         named = up[:SEEDS] or [m for m in self.machines if m.index != me][:1]
@@ -269,8 +269,11 @@ class SimWorld:
         learner.on_encode = lambda theta, trained: self.invariants.encoded(machine, learner, theta, trained)
         return learner
 
-    def gathering(self, machine: Machine) -> int:
-        """Return the number of peers that the founder waits for: those that arrive at the start."""
+    def wait_for(self, machine: Machine) -> int:
+        """Return the number of peers for which a peer waits before it trains.
+
+        The founder waits at its first start for all peers that arrive with it.
+        """
         first = machine.index == 0 and machine.starts == 1
         return sum(m.spec.join <= machine.spec.join for m in self.machines) if first else 1
 
