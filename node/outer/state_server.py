@@ -20,6 +20,7 @@ from thinwire.collectives.state_sync import (
     PartialState,
     fetch_state,
 )
+from thinwire.collectives.transport.rate_limit import TokenBuckets
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.node.outer.round_history import HURRY, RoundHistory
@@ -28,7 +29,7 @@ from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import short
-from thinwire.swarm.messages.registry import Message, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
+from thinwire.swarm.messages.registry import CHUNK_BYTES, Message, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
 
 STATE = (StateAsk, StateFetch, StateOffer, StateChunk)
 """Types of messages about the state."""
@@ -38,6 +39,12 @@ SIDE_BY_SIDE = 2
 
 SNAPSHOT_SECONDS = 15.0
 """Seconds for which the state of a round is stored after the last request for a chunk was served."""
+
+WHOLE = 2
+"""Number of states that a reader may have at once before its allowance is spent."""
+
+REFILL_SECONDS = 600.0
+"""Seconds in which the allowance of a reader grows by one state."""
 
 
 @dataclass(slots=True)
@@ -61,6 +68,10 @@ class StateServer:
     `paced`: chunks for joiners take a small part of the uplink (send_priority.py); but members are not delayed, because
     rounds may wait for them, and neither are readers of a state so old that they would soon find no stored rounds to follow
     it.
+
+    States of at most two rounds are stored. While both have readers, newcomers get the newer one, and follow the later rounds.
+    Each reader has an allowance of chunks. Without it, its chunks have pauses in any case, and its state gives way to newer
+    ones. So a peer that reads for ever takes little of the uplink, and holds no state for long.
     """
 
     def __init__(
@@ -83,6 +94,10 @@ class StateServer:
         self._emit, self._report = emit, report
         self._history = RoundHistory(0, now) if history is None else history
         self._paced, self._hurried, self._chains = paced, set[PeerId](), chains
+        chunks = max(1, -(-replica.state.nbytes // CHUNK_BYTES))
+        self._allowance = TokenBuckets(WHOLE * chunks, chunks / REFILL_SECONDS)
+        self._spent: set[PeerId] = set()
+        """Readers without an allowance."""
         self._snapshot: _Snapshot | None = None
         self._older: _Snapshot | None = None
         self._waiting: set[PeerId] = set()
@@ -147,6 +162,10 @@ class StateServer:
         """Bytes of states that are stored for readers besides the replica."""
         snapshots = (self._snapshot, self._older)
         return sum(one.twin.state.nbytes for one in snapshots if one is not None and self._left(one))
+
+    def _is_read(self, snapshot: _Snapshot | None) -> bool:
+        """Return True if a reader that has an allowance has got chunks of this state."""
+        return snapshot is not None and snapshot.served is not None and bool(snapshot.readers - self._spent)
 
     def _left(self, snapshot: _Snapshot) -> bool:
         """Return True if the replica does not use this state any more."""
@@ -218,10 +237,12 @@ class StateServer:
     def _pace(self) -> None:
         """Decide which readers have pauses."""
         hurried: set[PeerId] = set()
+        self._spent &= {peer for one in (self._snapshot, self._older) if one is not None for peer in one.readers}
         for snapshot in (self._snapshot, self._older):
             if snapshot is not None:
                 late = not self._paced or self._history.spent(snapshot.offer.round) > HURRY
                 hurried |= snapshot.readers if late else snapshot.readers.intersection(self._replica.members)
+        hurried -= self._spent
         for peer in sorted(hurried ^ self._hurried):
             self._send_queue.hurry((peer, self._fragment), peer in hurried)
         self._hurried = hurried
@@ -299,10 +320,11 @@ class StateServer:
         if self.held:
             self._waiting.add(peer)
             return
-        if snapshot is None or snapshot.offer.digest != replica.digest:
+        newest = snapshot is not None and snapshot.offer.digest == replica.digest
+        if snapshot is None or not (newest or (self._is_read(snapshot) and self._is_read(self._older))):
             # Its round is over, so the replica has left it. Requests for an offer do not displace a state with readers.
-            idle = self._older is None or self._older.served is None
-            self._older = snapshot if idle and snapshot is not None and snapshot.readers else self._older
+            if snapshot is not None and snapshot.readers and not self._is_read(self._older):
+                self._older = snapshot
             offer = StateOffer(
                 replica.round,
                 replica.digest,
@@ -333,6 +355,8 @@ class StateServer:
                 payload = snapshot.twin.lent_chunk(message.index, self._replica)
                 snapshot.used = snapshot.served = self._now()
                 snapshot.readers.add(peer)
+                if not self._allowance.take(peer, self._now()):
+                    self._spent.add(peer)
                 self._pace()
                 break
         self._send_queue.bulk(

@@ -10,7 +10,7 @@ from kit.outer.chains import accepting
 from thinwire.collectives.consensus.chain import encode
 from thinwire.collectives.state_offers import ReceivedChains, state_digest, unchecked, vouched
 from thinwire.collectives.state_sync import IN_FLIGHT, accept_all
-from thinwire.node.outer.state_server import SIDE_BY_SIDE, SNAPSHOT_SECONDS, StateServer
+from thinwire.node.outer.state_server import REFILL_SECONDS, SIDE_BY_SIDE, SNAPSHOT_SECONDS, WHOLE, StateServer
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
@@ -27,7 +27,7 @@ from thinwire.swarm.messages.registry import (
     StateOffer,
 )
 
-ANN, BEN = b"a" * 32, b"b" * 32
+ANN, BEN, CAT, DAN = (name * 32 for name in (b"a", b"b", b"c", b"d"))
 
 
 class Outbox:
@@ -180,6 +180,53 @@ def test_peer_that_only_asks_does_not_displace_a_reader():
             here.ask(BEN)
         assert bytes(here.fetch(ANN, 0)) == first
         assert here.server.copied <= 2 * here.replica.state.nbytes
+
+    run(work)
+
+
+def test_newcomer_gets_the_newer_of_two_states_that_are_read_and_the_newest_once_one_is_free():
+    """A third state would take the chunks from a reader in the middle of its transfer, which would begin again."""
+
+    def work():
+        here = Server()
+        here.ask(ANN)
+        here.fetch(ANN, 0)
+        here.step()
+        second = here.ask(BEN)
+        here.fetch(BEN, 1)
+        here.step()
+        assert here.ask(CAT) == second and here.fetch(CAT, 1)
+        assert here.fetch(ANN, 0, 1) and here.fetch(BEN, 1, 1)
+        here.server.done(ANN)
+        assert here.ask(DAN).round == 2 and here.fetch(DAN, 2) and here.fetch(BEN, 1)
+
+    run(work)
+
+
+def test_reader_that_has_had_its_allowance_has_pauses_and_its_state_gives_way():
+    def work():
+        here = Server()
+        here.ask(ANN)
+        here.ask(BEN)
+        here.spent = 0.6  # Readers of the last round's state have no pauses.
+        here.step()
+        for _ in range(2 * WHOLE):  # a state of two chunks
+            here.fetch(BEN, 0)
+        assert here.send_queue.hurried == {(ANN, 0), (BEN, 0)}
+        here.fetch(BEN, 0)
+        assert here.send_queue.hurried == {(ANN, 0)}
+        here.server.done(ANN)
+        here.ask(ANN)
+        here.fetch(ANN, 1)
+        here.spent = 0.0
+        here.step()
+        assert here.ask(CAT).round == 2 and here.fetch(ANN, 1) and not here.fetch(BEN, 0)
+        here.now += REFILL_SECONDS / 2
+        here.ask(BEN)
+        here.spent = 0.6
+        here.step()
+        here.fetch(BEN, 2)
+        assert (BEN, 0) in here.send_queue.hurried
 
     run(work)
 
