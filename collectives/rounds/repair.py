@@ -31,9 +31,15 @@ class Repair:
 
     @property
     def missing_results(self) -> int:
-        """Number of results that are missing here although the round is bound to them."""
-        results = self._data_plane.results
-        return results.missing if self._data_plane.proposal is not None and results.wanted is not None else 0
+        """Number of results that are missing here although the round is bound to them.
+
+        If all are here, but not what this peer needs to vote for them (see `OwnerRecords.unclaimed`), that counts as one.
+        """
+        results, proposal = self._data_plane.results, self._data_plane.proposal
+        if proposal is None or results.wanted is None:
+            return 0
+        unclaimed = self._data_plane.unclaimed and not self._agreement.results_confirmed(proposal)
+        return results.missing or int(unclaimed)
 
     @property
     def follows(self) -> bool:

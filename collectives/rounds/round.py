@@ -176,7 +176,7 @@ class Round:
 
     @property
     def missing_results(self) -> int:
-        """Number of results that are missing here although the round is bound to them."""
+        """Number of results that are missing here although the round is bound to them, see Repair."""
         return self._repair.missing_results
 
     @property

@@ -1127,8 +1127,17 @@ def test_false_claim_is_not_taken(changes):
     assert harness.sent(Vote)
 
 
+def test_round_whose_results_lack_claims_counts_one_as_missing_for_the_wait_for_a_quorum():
+    """Otherwise a round would wait for ever for a peer that has lost the claims to results that it has voted for."""
+    harness = adopting()
+    assert harness.round.missing_results == 1
+    harness.on_message(OTHER, shown(harness, LEADER, *range(6)))
+    assert harness.round.missing_results == 0
+
+
 def test_results_with_more_voters_than_liars_need_no_claims():
-    assert adopting(sources=(LEADER, OTHER)).sent(Vote)
+    harness = adopting(sources=(LEADER, OTHER))
+    assert harness.sent(Vote) and harness.round.missing_results == 0
 
 
 def test_voter_shows_the_claims_of_all_owners_until_the_commit():
