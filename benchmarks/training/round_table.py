@@ -32,7 +32,8 @@ class StubSession:
     def __init__(self, table: RoundTable, me: PeerId, replica: Any, number: int = 0) -> None:
         self.me, self.replica, self.number, self._table = me, replica, number, table
         self.manifest = table.manifest
-        self.catch_up = SimpleNamespace(behind=asyncio.Event(), alone_in_round=False)
+        self.catch_up = SimpleNamespace(behind=asyncio.Event(), alone_in_round=False, claimed_over=False)
+        self.overtaken = False
         self.quorum_wait = SimpleNamespace(begun=asyncio.Event())
         self.trials = SimpleNamespace(holds=False, on_trial=lambda peer: False)
         self.patience, self.grace = table.patience, table.manifest.exchange.timeout_seconds

@@ -97,6 +97,11 @@ class CatchUp:
         over = current.agreement.commit is not None or self.behind.is_set()
         return not over and not self._live_members() and not (self._live & {*current.agreement.ready})
 
+    @property
+    def claimed_over(self) -> bool:
+        """True if a peer claims that the round in progress has committed; without proof."""
+        return self._claims.committed(self._current().round)
+
     def begin(self) -> list[PeerId]:
         """Begin a round; return the peers to ask how it ended."""
         self.behind.clear()
@@ -117,9 +122,11 @@ class CatchUp:
         self._claims.claimed(peer, round)
 
     def seen(self, peer: PeerId, round: int) -> None:
-        """Note a message of a later round; ask its sender about ours, a few times in a patience."""
-        if self._claims.seen(peer, round, self._round_factory.patience):
-            self._send_queue.control(peer, Ask(self._current().round, self._fragment))
+        """Note a message of a later round; ask its sender how ours ended, a few times in a patience."""
+        self._claims.seen(peer, round)
+        current = self._current()
+        if current.agreement.commit is None and self._claims.asks(peer, self._round_factory.patience):
+            self._send_queue.control(peer, Ask(current.round, self._fragment))
 
     def look(self) -> None:
         """Give up the round and set `behind` when the swarm is so far ahead that no peer helps us to follow."""
@@ -188,7 +195,7 @@ class CatchUp:
         self.replays = isinstance(fetched, Replay)
         if isinstance(fetched, Replay):
             for peer in fetched.sources:
-                self._claims.seen(peer, fetched.round + 1, patience)
+                self._claims.seen(peer, fetched.round + 1)
             return None
         if isinstance(fetched, OtherModelState):
             self.foreign = fetched

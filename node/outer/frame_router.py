@@ -183,7 +183,7 @@ class FrameRouter:
             self._pending_frames.put(peer, frame)
         if isinstance(frame.message, Ready):
             current.agreement.past.add(peer)
-        if frame.signature and current.agreement.commit is None:
+        if frame.signature:
             self._catch_up.seen(peer, number)
 
     def prune(self) -> None:

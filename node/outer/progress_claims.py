@@ -36,9 +36,12 @@ class ProgressClaims:
         self._seen = {peer: seen for peer, seen in self._seen.items() if seen > round}
         return sorted(self._seen)[:ASKED]
 
-    def seen(self, peer: PeerId, round: int, patience: float) -> bool:
-        """Note a message of a later round; return True if it is time to ask the peer about ours."""
+    def seen(self, peer: PeerId, round: int) -> None:
+        """Note a message of a later round."""
         self._seen[peer] = max(round, self._seen.get(peer, 0))
+
+    def asks(self, peer: PeerId, patience: float) -> bool:
+        """Return True if it is time to ask this peer about our round because of a message, and note that it is asked."""
         if self._now() < self._asked.get(peer, -patience) + patience / 4:
             return False
         self._asked[peer] = self._now()
@@ -47,6 +50,11 @@ class ProgressClaims:
     def claimed(self, peer: PeerId, round: int) -> None:
         """Note the claim of a peer that it has committed `round`."""
         self._claims[peer] = round
+
+    def committed(self, round: int) -> bool:
+        """Return True if a peer claims to have committed `round`, or sends messages of a later one."""
+        later = any(seen > round for seen in self._seen.values())
+        return later or any(claimed >= round for claimed in self._claims.values())
 
     def unproved(self, round: int, moved: float, patience: float, *, waits: bool) -> list[PeerId]:
         """Return the peers to ask for a proof now: each once in a patience, at most ASKED at a time.

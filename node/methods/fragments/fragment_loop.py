@@ -220,14 +220,29 @@ class FragmentLoop(RoundLoop):
             await asyncio.sleep(TICK)
             return True
         self.next_cut = self._steps_to_skip(turn, schedule)
-        schedule.begin()
-        schedule.sent = schedule.owed
-        task = asyncio.ensure_future(schedule.loop.sync(weight=schedule.owed, loss=loss, speed=speed))
-        self._pending[number] = pending = _PendingRound(schedule, turn, task, self._lateness.turn_began)
-        await self._wait_for_first(task, schedule.was_read.wait())
-        if schedule.begun_without_us:
+        while True:
+            schedule.begin()
+            schedule.sent = schedule.owed
+            task = asyncio.ensure_future(schedule.loop.sync(weight=schedule.owed, loss=loss, speed=speed))
+            self._pending[number] = pending = _PendingRound(schedule, turn, task, self._lateness.turn_began)
+            await self._wait_for_first(task, schedule.was_read.wait())
+            if not schedule.begun_without_us:
+                return True
             await self._wait(pending)
-        return not schedule.begun_without_us
+            if pending.left or not await self._is_missed(schedule.loop.session):
+                return False
+            self._conclude(pending)
+
+    async def _is_missed(self, session: RoundSession) -> bool:
+        """Return True if the next round of a fragment has committed without us, too.
+
+        With one round in each turn, as many as the others make, a peer would never catch up. If other peers claim to be
+        further, wait for their proof at most one patience.
+        """
+        end = self._session.now() + session.patience
+        while session.catch_up.claimed_over and not session.overtaken and self._session.now() < end:
+            await asyncio.sleep(TICK)
+        return session.overtaken
 
     def _steps_to_skip(self, turn: int, schedule: FragmentSchedule) -> int:
         agreement = schedule.loop.session.current.agreement

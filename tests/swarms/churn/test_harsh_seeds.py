@@ -55,7 +55,7 @@ DEPARTURES = (range(2), range(2, 10), range(10, 2_010))
 TOGETHER = 20
 """Seeds in one test of the soak."""
 
-MENDED = (31, 32, 175, 231, 270, 348, 350, 394, 6000063, 6000193)
+MENDED = (31, 32, 175, 231, 270, 348, 350, 394, 8174, 6000063, 6000193)
 """Seeds that failed before a rule.
 
 31: a fragment whose members wait for another one delays no peer. 32: a member is banned after its disk has lost a
@@ -63,15 +63,17 @@ synced proposal and it has made another one. 175: a peer asks at once for a proo
 source has the results of its round any more. 231: fragments that have lost their results wait for a quorum at the
 same time. 270: members without a quorum give way to a lineage of strangers. 348: a returning peer whose lineage
 prevails over that of others does not search for a newer state. 350: a restarted peer continues to dial the peers that
-it knew. 394: a suspicion that begins just after a stall is not moved into the future.
+it knew. 394: a suspicion that begins just after a stall is not moved into the future. 8174: a peer follows all rounds of a
+fragment that it has missed in one turn.
 6000063, 6000193: no round is due once the only checkpoint that is left is damaged.
 """
 
-MENDED_DEPARTURES = (132, 246, 356, 489, 630, 842, 1213, 1298)
+MENDED_DEPARTURES = (132, 246, 356, 489, 512, 630, 842, 1213, 1298)
 """Seeds of the mix with departures that failed before a rule.
 
 132: a returning peer with a checkpoint continues without others. 246: peers that are sought are dialled several at a time.
 356: so do peers that all return without their founder. 489: forfeited training of the turn in progress counts in no later one.
+512: peers found a lineage if no peer has the claims to the results that their round is bound to.
 630: a peer that follows asks the first source that can be reached at once. 842: an accused peer gets an accusation that it
 can check. 1213: a peer asks for the newer state soon if no voter of its round can be reached.
 1298: no round is due once the only checkpoint that is left is damaged.

@@ -139,6 +139,14 @@ def test_sender_of_messages_of_a_later_round_is_asked_about_ours_a_few_times_in_
     assert here.catch_up.begin() == [] and not here.catch_up.gone
 
 
+def test_message_of_a_later_round_counts_but_asks_nothing_while_we_have_the_commit():
+    here = Here()
+    here.current.agreement.commit = object()
+    assert not here.catch_up.claimed_over
+    here.catch_up.seen(ANN, 5)
+    assert here.catch_up.claimed_over and here.told == []
+
+
 @pytest.mark.parametrize(
     ("mostly_exhausted", "follows", "wait"),
     [(False, False, 2 * PATIENCE), (True, False, 0.5), (False, True, LATEST), (True, True, 0.5)],

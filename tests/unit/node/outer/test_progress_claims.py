@@ -20,17 +20,17 @@ def here():
 def test_peers_ahead_are_asked_periodically(here):
     asked = 0
     for _ in range(100):
-        asked += here.ahead.seen(ANN, 5, 2.0)
+        asked += here.ahead.asks(ANN, 2.0)
         here.now += 0.1
     assert 10 <= asked <= 20
-    assert here.ahead.seen(BEN, 5, 2.0), "each for itself"
+    assert here.ahead.asks(BEN, 2.0), "each for itself"
 
 
 def test_next_round_starts_by_asking_peers_past_it(here):
-    here.ahead.seen(ANN, 5, 2.0)
-    here.ahead.seen(BEN, 7, 2.0)
+    here.ahead.seen(ANN, 5)
+    here.ahead.seen(BEN, 7)
     for n in range(10, 30):
-        here.ahead.seen(bytes([n]) * 32, 9, 2.0)
+        here.ahead.seen(bytes([n]) * 32, 9)
     assert len(here.ahead.begin(4)) == ASKED
     here.ahead.on_link_down(BEN)
     for n in range(10, 30):
@@ -55,7 +55,7 @@ def test_each_claim_is_questioned_once_in_a_patience(here):
 
 
 def test_peers_of_later_rounds_are_questioned_if_nothing_moves(here):
-    here.ahead.seen(CAT, 9, 2.0)
+    here.ahead.seen(CAT, 9)
     assert here.ahead.unproved(3, here.now - 1.9, 2.0, waits=False) == []
     assert here.ahead.unproved(3, here.now - 2.0, 2.0, waits=True) == [CAT]
 
@@ -69,8 +69,21 @@ def test_few_of_many_claims_are_questioned_at_a_time(here):
 
 def test_claims_and_messages_of_our_own_round_are_not_questioned(here):
     here.ahead.claimed(ANN, 3)
-    here.ahead.seen(BEN, 4, 2.0)  # our own round, after 3
+    here.ahead.seen(BEN, 4)  # our own round, after 3
     assert here.ahead.unproved(3, 0.0, 2.0, waits=False) == []
     here.ahead.claimed(ANN, 4)
-    here.ahead.seen(BEN, 5, 2.0)
+    here.ahead.seen(BEN, 5)
     assert here.ahead.unproved(3, 0.0, 2.0, waits=False) == [ANN, BEN]
+
+
+def test_claims_to_have_committed_a_round_are_those_of_it_and_messages_of_later_ones(here):
+    here.ahead.claimed(ANN, 3)
+    here.ahead.seen(BEN, 4)
+    assert here.ahead.committed(3) and not here.ahead.committed(4)
+    here.ahead.begin(4)
+    assert not here.ahead.committed(4)
+    here.ahead.claimed(ANN, 4)
+    assert here.ahead.committed(4)
+    here.ahead.on_link_down(ANN)
+    here.ahead.seen(BEN, 5)
+    assert here.ahead.committed(4) and not here.ahead.committed(5)

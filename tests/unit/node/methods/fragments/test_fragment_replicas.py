@@ -254,6 +254,34 @@ def test_fragment_with_missing_results_does_not_delay_others():
     assert at[-1][0] == [3, 0, 3] and at[-1][1] < 8
 
 
+@pytest.mark.parametrize("proves", [True, False])
+def test_peer_follows_all_missed_rounds_of_a_fragment_in_one_turn(proves):
+    """The others make one round in each turn, too. It waits a patience, of a second, for the proof of a claim."""
+    missed, turns, at = [3], [], []
+
+    def change(table):
+        seat = table.seats[0]
+        seat.session.now = asyncio.get_running_loop().time
+        schedule, session = seat.rounds.schedules[1], seat.session.sessions[1]
+
+        async def follow(*, weight, loss, speed):
+            schedule.begun_without_us = True
+            schedule.was_read.set()
+            missed[0] -= 1
+            turns.append(len(at))
+            session.catch_up.claimed_over, session.overtaken = bool(missed[0]), proves and bool(missed[0])
+            return Outcome(commit=SimpleNamespace(proposal=None))
+
+        schedule.loop.sync = follow
+
+    def look(table, models):
+        at.append(asyncio.get_running_loop().time())
+
+    drive(streaming(3, 4), 3, count=1, look=look, change=change)
+    assert turns == ([1, 1, 1] if proves else [1])
+    assert at[1] - at[0] == pytest.approx(0.0 if proves else 1.0, abs=0.2)
+
+
 def test_error_in_a_fragment_is_raised():
     def change(table):
         async def broken(*given, **named):
