@@ -41,7 +41,7 @@ class ProgressClaims:
         self._seen[peer] = max(round, self._seen.get(peer, 0))
 
     def asks(self, peer: PeerId, patience: float) -> bool:
-        """Return True if it is time to ask this peer about our round because of a message, and note that it is asked."""
+        """Return True if it is time to ask a peer about our round, and note that it is asked."""
         if self._now() < self._asked.get(peer, -patience) + patience / 4:
             return False
         self._asked[peer] = self._now()
