@@ -271,7 +271,7 @@ OWNED = '[exchange]\ncodec = "topk(k=16,chunk=256)|2bit|rice"\ncollective = "spa
 def owner(rests):
     """Return a replica after a round that has left these residuals of owned sums."""
     replica, cut = made(OWNED)
-    replica.kept.leave(1, rests)
+    replica.kept.prepare(1, rests)
     commit_sums(replica, cut)
     return replica, cut
 
