@@ -19,12 +19,12 @@ torch.set_num_threads(1)
 
 
 def say(line: str) -> None:
-    # Three processes write to one terminal: the end of the line goes with it, in one piece.
+    # Three processes write to one terminal: a line and its end are written in one piece.
     print(line + "\n", end="", flush=True)
 
 
 def take_part(swarm: thinwire.Swarm, number: int) -> None:
-    # Everybody has to be here before the first one counts: `least` waits for three.
+    # `least`: the average waits until all three take part.
     met = swarm.average({"loss": torch.tensor(number / 10), "parts": torch.ones(5)}, name="met", least=3, grace=60)
     say(f"process {number}: the mean loss of {len(met.contributors)} is {met.value['loss']:.2f}")
 
@@ -34,7 +34,7 @@ def take_part(swarm: thinwire.Swarm, number: int) -> None:
         big.wait(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
     result = big.result()
-    inside = int(result.value[0])  # 2 + 4, and 8 when the third was in it
+    inside = int(result.value[0])  # 2 + 4, and 8 if the third process contributed
     equal = bool((result.value == inside).all())
     say(f"process {number}: {len(result.contributors)} were in it, sum {inside}, all equal: {equal}")
 

@@ -1,4 +1,4 @@
-"""A training loop of one's own in a swarm: two processes, each with half of scikit-learn's digits, train one network.
+"""An own training loop in a swarm: two processes, each with half of scikit-learn's digits, train one network.
 
     python examples/own_loop.py
 

@@ -165,7 +165,9 @@ def measure(chosen: Sequence[Row], x: Floats, repeats: int, cpu: bool) -> list[d
     found: list[dict[str, object]] = [{"row": "copyto", "one": copy, "by copy": 1.0}]
     for row in chosen:
         speed = {
-            way: row.reads / median[row.name, way] / 1e9 for way in ("one", "two", "torch") if (row.name, way) in median
+            column: row.reads / median[row.name, column] / 1e9
+            for column in ("one", "two", "torch")
+            if (row.name, column) in median
         }
         line: dict[str, object] = {
             "row": row.name,

@@ -63,11 +63,11 @@ def contributions(model: Tensor, delta: Tensor) -> dict[str, tuple[Callable[[], 
     acts: dict[str, tuple[Callable[[], object], int]] = {}
     for codec in CODECS[:3:2]:
         out = [np.empty(codec.nbytes(theta.size), np.uint8) for _ in range(2)]
-        ways = (
+        encoders = (
             partial(_by_device, codec, theta, model, delta, out[0]),
             partial(_by_host, codec, theta, model, host, out[1]),
         )
-        for name, act in zip(("device", "host"), ways, strict=True):
+        for name, act in zip(("device", "host"), encoders, strict=True):
             act()
             acts[f"{codec.spec} contribution by {name}"] = act, 1
         if not np.array_equal(out[0], out[1]):

@@ -67,7 +67,7 @@ def figures(x: Floats) -> Iterator[Figures]:
 
 
 def plain_encode(x: Tensor, k: int) -> tuple[Tensor, ...]:
-    """Indices of 16 bits, two levels and codes, as anybody would have them."""
+    """Indices of 16 bits, two levels and codes, as in a plain implementation."""
     rows = x.view(-1, 4096)
     index = rows.abs().topk(k, dim=1).indices.sort(dim=1).values
     kept = rows.gather(1, index)
@@ -81,7 +81,7 @@ def plain_encode(x: Tensor, k: int) -> tuple[Tensor, ...]:
 
 
 def plain_entries(codec: Sparse, payload: bytes, chunks: Chunks) -> tuple[Tensor, Tensor]:
-    """Positions and values of what a payload says."""
+    """Positions and values of the entries of a payload."""
     decoded = np.zeros(chunks.total, np.float32)
     codec.decode(payload, chunks).scatter(decoded)
     where = torch.from_numpy(np.flatnonzero(decoded))

@@ -60,7 +60,7 @@ class Trainer:
             time.monotonic, time.time, random.Random(1), RealDisk(), asyncio.to_thread, asyncio.to_thread
         )
         store = CheckpointStore(folder, RealDisk(), identity)
-        self._keep = Checkpointer(store, bytes(32), environment, lambda kind, fields: None)
+        self._checkpointer = Checkpointer(store, bytes(32), environment, lambda kind, fields: None)
 
     def commit(self) -> None:
         """Change the state, so that a checkpoint is due."""
@@ -69,13 +69,13 @@ class Trainer:
 
     def save(self) -> tuple[float, float]:
         """Return the seconds that training waits, and 0."""
-        return _timed(lambda: self._checked(self._keep.save(self.replica, self.layout, self.private))), 0.0
+        return _timed(lambda: self._checked(self._checkpointer.save(self.replica, self.layout, self.private))), 0.0
 
     def begin(self) -> tuple[float, float]:
         """Return the seconds that training waits, and those of the writer."""
-        waited = _timed(lambda: self._keep.begin(self.replica, self.layout, self.private))
+        waited = _timed(lambda: self._checkpointer.begin(self.replica, self.layout, self.private))
         began = time.perf_counter()
-        self._checked(asyncio.run(self._keep.write(self.layout)))
+        self._checked(asyncio.run(self._checkpointer.write(self.layout)))
         return waited, time.perf_counter() - began
 
     def _checked(self, outcome: SaveOutcome) -> None:
@@ -111,7 +111,7 @@ def compare(mb: float, options: argparse.Namespace) -> list[dict[str, Any]]:
         seconds = [round(each[0], 4) for each in figures]
         row = {
             "mb": mb,
-            "way": name,
+            "kind": name,
             "waited": round(waited, 4),
             "writer": round(writer, 3),
             "foreign": round(foreign, 3),
@@ -131,9 +131,9 @@ def main() -> None:
     rows = [row for mb in options.mb for row in compare(mb, options)]
     report = {"machine": machine.describe(), "rows": rows}
     print(f"\n{report['machine']}; medians of {options.turns} turns\n")
-    print("| state | way | training waits s | writer s | foreign CPU |\n|---|---|---|---|---|")
+    print("| state | kind | training waits s | writer s | foreign CPU |\n|---|---|---|---|---|")
     for row in rows:
-        cells = [f"{row['mb']:g} MB", row["way"], f"{row['waited']:.4f}", row["writer"] or "", f"{row['foreign']:.0%}"]
+        cells = [f"{row['mb']:g} MB", row["kind"], f"{row['waited']:.4f}", row["writer"] or "", f"{row['foreign']:.0%}"]
         print("| " + " | ".join(map(str, cells)) + " |")
     print("\n" + json.dumps(report, indent=1))
 

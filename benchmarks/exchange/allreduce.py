@@ -42,7 +42,7 @@ def main() -> None:
         "--only", nargs="+", default=[GLOO, OURS, SHARED, OURS8, SHARED8], help="programs besides hivemind"
     )
     parser.add_argument(
-        "--topology", nargs="+", choices=("butterfly", "ring"), default=["butterfly"], help="how data goes in ours"
+        "--topology", nargs="+", choices=("butterfly", "ring"), default=["butterfly"], help="topologies of ours"
     )
     parser.add_argument("--hivemind", type=Path, help="virtual environment of hivemind")
     parser.add_argument(
@@ -74,9 +74,9 @@ def compare(peers: int, mb: float, options: argparse.Namespace, python: str) -> 
             if name == GLOO:
                 contestants.append(contest.gloo(peers, mb, free_port()))
                 continue
-            codec, _, way = name.removeprefix("thinwire ").partition(" ")
+            codec, _, medium = name.removeprefix("thinwire ").partition(" ")
             contestants += [
-                contest.thinwire(peers, mb, codec, topology=topology, shared=way == "shared")
+                contest.thinwire(peers, mb, codec, topology=topology, shared=medium == "shared")
                 for topology in options.topology
             ]
         if python and mb in HIVEMIND_SIZES:
@@ -93,7 +93,7 @@ def compare(peers: int, mb: float, options: argparse.Namespace, python: str) -> 
                 turn = each.turn()
                 good = all(answer.get("whole", True) for answer in turn.answers)
                 if not good or len({answer.get("digest") for answer in turn.answers}) > 1:
-                    raise RuntimeError(f"{each.name}: not everybody has the same result: {turn.answers}")
+                    raise RuntimeError(f"{each.name}: results differ, or a peer is missing: {turn.answers}")
                 print(
                     f"{peers} peers {mb:g} MB {number + 1}: {each.name:14} {turn.seconds:.4f} s"
                     f"  cpu {turn.cpu:.3f} s  loop {turn.loop:.3f} s  foreign {turn.foreign:.0%}",

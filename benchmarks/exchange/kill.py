@@ -55,25 +55,25 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         mine = partial(ours, place / "ours", options.mb, options.codec)
-        stages = [(Stage(mine, options.peers, random.Random(options.seed), newcomers=True), options.kills)]
+        swarms = [(KilledSwarm(mine, options.peers, random.Random(options.seed), newcomers=True), options.kills)]
         if options.torchft:
             found = partial(theirs, torchft_python(options.torchft), options.heartbeat, options.mb)
-            stage = Stage(found, options.peers, random.Random(options.seed), newcomers=False)
-            stages.append((stage, options.their_kills))
-        for stage, _ in stages:
-            stack.callback(stage.close)
-        for number in range(max(kills for _, kills in stages)):
-            for stage, kills in stages:
-                # Both in the same stretch of time: the kills of torchft are spread over those of thinwire.
-                if number * kills // stages[0][1] < (number + 1) * kills // stages[0][1]:
-                    result = stage.kill()
-                    print(f"{number + 1}: {stage.name:16} {result}", file=sys.stderr)
-        rows = [stage.summary() for stage, _ in stages]
+            swarm = KilledSwarm(found, options.peers, random.Random(options.seed), newcomers=False)
+            swarms.append((swarm, options.their_kills))
+        for swarm, _ in swarms:
+            stack.callback(swarm.close)
+        for number in range(max(kills for _, kills in swarms)):
+            for swarm, kills in swarms:
+                # The kills of torchft are spread over those of thinwire, so that both programs meet the same load.
+                if number * kills // swarms[0][1] < (number + 1) * kills // swarms[0][1]:
+                    result = swarm.kill()
+                    print(f"{number + 1}: {swarm.name:16} {result}", file=sys.stderr)
+        rows = [swarm.summary() for swarm, _ in swarms]
     report = {"machine": machine.describe(), "peers": options.peers, "mb": options.mb, "rows": rows}
     print(f"\n{report['machine']}; {options.peers} peers, {options.mb:g} MB\n")
     print(
         "| program | kills | failed | normal step s | kill to commit s | worst | minus a step s "
-        "| knock to contribution s | worst |"
+        "| request to contribution s | worst |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     keys = ("program", "kills", "failed", "normal", "commit", "commit_worst", "beyond", "join", "join_worst")
@@ -104,8 +104,11 @@ def theirs(python: str, heartbeat: float, mb: float) -> Iterator[outersteps.Step
             program.close()
 
 
-class Stage:
-    """One program's peers, killed one by one; each is replaced by one of the `newcomers`, or all are founded anew."""
+class KilledSwarm:
+    """Peers of one program, of which each turn kills one.
+
+    `newcomers`: a new peer replaces it. Otherwise the next turn founds a new swarm. `found`: context that founds one.
+    """
 
     program: outersteps.Steps
 
@@ -123,12 +126,12 @@ class Stage:
         self._commits: list[float] = []
         self._joins: list[float] = []
         self._failures: list[str] = []
-        self._life = contextlib.ExitStack()
+        self._resources = contextlib.ExitStack()
         self._open = False
 
     def open(self) -> None:
-        """Found it, and step until memory is there and all are in every step."""
-        self.program = self._life.enter_context(self._found())
+        """Found the swarm, and make steps until memory is allocated and all peers contribute to every step."""
+        self.program = self._resources.enter_context(self._found())
         self.name, self._open = self.program.name, True
         self.program.open(self._peers)
         known = len(self._normal)
@@ -139,7 +142,7 @@ class Stage:
     def close(self) -> None:
         """End all of its processes."""
         self._open = False
-        self._life.close()
+        self._resources.close()
 
     def _step(self, *, usual: bool = True) -> int:
         """Make a step of the members; return the number of contributors. A step with all of them counts as `usual`."""
@@ -150,7 +153,10 @@ class Stage:
         return count
 
     def kill(self) -> str:
-        """Some steps, one that kills, and a newcomer; or what has gone wrong, which ends its processes."""
+        """Make some steps, one with a kill, and let a newcomer join; return the result, or the failure, as text.
+
+        A swarm without newcomers is ended afterwards. Raises RuntimeError for a failure of one with newcomers.
+        """
         try:
             if not self._open:
                 self.open()

@@ -78,8 +78,8 @@ def bounds(options: argparse.Namespace, rates: list[float]) -> dict[str, float]:
     codec, total = dense(options.codec), int(options.mb * 1e6) // 4
     cut = grid(total, codec)
     size = sum(codec.nbytes(cut.size(index)) for index in range(len(cut))) / len(cut)
-    loads, run, odd = [PeerLoad(int(rate), int(rate)) for rate in rates], *divmod(len(cut), len(rates))
-    equal = [run + (at < odd) for at in range(len(rates))]
+    loads, run, more = [PeerLoad(int(rate), int(rate)) for rate in rates], *divmod(len(cut), len(rates))
+    equal = [run + (at < more) for at in range(len(rates))]
     return {
         name: size * max(seconds(loads, owned)) + 2 * options.rtt / 1e3
         for name, owned in (("equal", equal), ("by bandwidth", allot(len(cut), loads) or equal))
@@ -89,41 +89,41 @@ def bounds(options: argparse.Namespace, rates: list[float]) -> dict[str, float]:
 def measure(
     options: argparse.Namespace, peers: int, first: int, shaper: int
 ) -> dict[str, tuple[float, list[float], float]]:
-    """Name -> median, all turns and foreign load; both ways take turns."""
+    """Name -> median, all turns and foreign load; both divisions take turns."""
 
     def place(start: int, bandwidth: bool, rank: int) -> dict[str, Any]:
         via = [f"127.1.{rank + 1}.{other + 1}" for other in range(peers)]
         ports = [start + 1, start + PORTS]
         return {"host": f"127.0.0.{rank + 1}", "port": start, "ports": ports, "via": via, "bandwidth": bandwidth}
 
-    ways: dict[str, contest.Contestant] = {}
+    programs: dict[str, contest.Contestant] = {}
     try:
         for number, name in enumerate(("equal", "by bandwidth")):
             start = first + number * PORTS
-            ways[name] = contest.thinwire(peers, options.mb, options.codec, partial(place, start, bool(number)))
-            ways[name].helpers = [shaper]
-            ways[name].receive()
+            programs[name] = contest.thinwire(peers, options.mb, options.codec, partial(place, start, bool(number)))
+            programs[name].helpers = [shaper]
+            programs[name].receive()
         for turn in range(WARM + options.turns):
-            for name, way in ways.items():
+            for name, program in programs.items():
                 machine.wait_until_quiet(0.1, options.quiet, [shaper])
-                made = way.turn(counts=turn >= WARM)
+                made = program.turn(counts=turn >= WARM)
                 if not all(answer["whole"] for answer in made.answers) or len({a["digest"] for a in made.answers}) > 1:
-                    raise RuntimeError(f"not everybody has the same result: {made.answers}")
+                    raise RuntimeError(f"results differ, or a peer is missing: {made.answers}")
                 known = ", ".join("/".join(f"{8e-6 * rate:.0f}" for rate in answer["link"]) for answer in made.answers)
                 print(
                     f"turn {turn}, {name}: {made.seconds:.3f} s, foreign {made.foreign:.0%}; {known}", file=sys.stderr
                 )
         return {
             name: (
-                way.median(lambda made: made.seconds),
-                [made.seconds for made in way.turns],
-                way.median(lambda made: made.foreign),
+                program.median(lambda made: made.seconds),
+                [made.seconds for made in program.turns],
+                program.median(lambda made: made.foreign),
             )
-            for name, way in ways.items()
+            for name, program in programs.items()
         }
     finally:
-        for way in ways.values():
-            way.close()
+        for program in programs.values():
+            program.close()
 
 
 if __name__ == "__main__":

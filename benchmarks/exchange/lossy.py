@@ -94,7 +94,7 @@ def measure(options: argparse.Namespace, loss: float, topology: str, links: Home
             machine.wait_until_quiet(0.1, options.quiet, [os.getpid()])
             turn = ours.turn(counts=number >= options.warm)
             if not all(answer["whole"] for answer in turn.answers) or len({a["digest"] for a in turn.answers}) > 1:
-                raise RuntimeError(f"not everybody has the same result: {turn.answers}")
+                raise RuntimeError(f"results differ, or a peer is missing: {turn.answers}")
             print(f"{topology}, turn {number}: {turn.seconds:.3f} s, foreign {turn.foreign:.0%}", file=sys.stderr)
         seconds = ours.median(lambda turn: turn.seconds)
         return {

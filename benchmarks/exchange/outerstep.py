@@ -73,7 +73,7 @@ def compare(programs: list[outersteps.Steps], options: argparse.Namespace) -> li
             moment, answers = program.step()
             spent, foreign = cpu.spent(), load.foreign()
             if number >= WARM_UP and any(answer["contributors"] < options.peers for answer in answers):
-                raise RuntimeError(f"{program.name}: not everybody is in it: {answers}")
+                raise RuntimeError(f"{program.name}: a peer is missing from a step: {answers}")
             if number >= WARM_UP:
                 seconds = max(answer["end"] for answer in answers) - moment
                 sync = max(answer.get("sync", 0.0) for answer in answers)

@@ -93,7 +93,7 @@ def measure(options: argparse.Namespace, rate: float, rtt: float, first: int, sh
             machine.wait_until_quiet(0.1, options.quiet, [shaper])
             turn = ours.turn(counts=number > 0)
             if not all(answer["whole"] for answer in turn.answers) or len({a["digest"] for a in turn.answers}) > 1:
-                raise RuntimeError(f"not everybody has the same result: {turn.answers}")
+                raise RuntimeError(f"results differ, or a peer is missing: {turn.answers}")
             print(f"turn {number}: {turn.seconds:.3f} s, foreign {turn.foreign:.0%}", file=sys.stderr)
         seconds = ours.median(lambda turn: turn.seconds)
         return {

@@ -1,4 +1,4 @@
-"""A daemon that says how much memory it uses: daemon_peer.py start RUN.toml … or join INVITE …, as the command line.
+"""A daemon that reports its memory: daemon_peer.py start RUN.toml … or join INVITE …, as the command line.
 
 Writes lines of JSON to stderr: `base`, bytes resident at the end of the second step, with gradients and moments, and,
 once a second and at the end, `peak`, the most since then. On a GPU also `gpu_base` and `gpu_peak`, bytes of torch's allocator:
@@ -24,7 +24,7 @@ from benchmarks.support import machine
 
 
 def measured(*arguments: Any, **options: Any) -> Any:
-    """Prepare the training, run it in, and remember what it takes."""
+    """Prepare the training, make two steps, and report the memory that they take."""
     training = prepare(*arguments, **options)
     found = {"parameters": training.layout.total}
 
@@ -52,7 +52,7 @@ def report() -> None:
 
 
 def keep_reporting() -> None:
-    """Report the peaks once a second, for those who do not wait for the end."""
+    """Report the peaks once a second, for benchmarks that kill the daemon."""
     while True:
         time.sleep(1.0)
         report()
@@ -61,7 +61,7 @@ def keep_reporting() -> None:
 if __name__ == "__main__":
     if os.environ.get("TIGHT"):
         bootstrap.spare_memory = lambda cgroup=None: 0  # type: ignore
-    daemon.prepare = measured  # type: ignore[attr-defined]  # a name that it imports: the only seam there is
+    daemon.prepare = measured  # type: ignore[attr-defined]  # a name that it imports
     code = main.main(sys.argv[1:])
     report()
     raise SystemExit(code)

@@ -13,7 +13,7 @@ from benchmarks.peers.turns import listen, say
 
 
 def serve(server: socket.socket) -> None:
-    """Echo single bytes; after what is announced, say that it is here."""
+    """Echo single bytes, and confirm announced ones when all have arrived."""
     while True:
         connection, _ = server.accept()
         with connection:

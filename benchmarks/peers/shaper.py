@@ -16,25 +16,23 @@ from benchmarks.peers.turns import listen, say
 
 
 async def main(options: dict[str, Any]) -> None:
-    """Open all ways, then wait."""
+    """Open all paths, then wait."""
     count = options["peers"]
     rates = options["rate"] if isinstance(options["rate"], list) else [options["rate"]] * count
-    emulation = Proxy(
-        [ProxyAccessLink(rate, rate) for rate in rates], options["delay"], buffer=options.get("buffer", 0)
-    )
+    proxy = Proxy([ProxyAccessLink(rate, rate) for rate in rates], options["delay"], buffer=options.get("buffer", 0))
     ports = range(*options["ports"])
     for dialler in range(count):
         for target in range(count):
             if dialler != target:
                 at = f"127.1.{dialler + 1}.{target + 1}"
-                await emulation.reach(dialler, target, at, f"127.0.0.{target + 1}", ports)
+                await proxy.reach(dialler, target, at, f"127.0.0.{target + 1}", ports)
     say(ready=True)
     try:
         while True:
             await asyncio.to_thread(listen)
-            say(up=[host.up.carried for host in emulation.hosts], down=[host.down.carried for host in emulation.hosts])
+            say(up=[host.up.carried for host in proxy.hosts], down=[host.down.carried for host in proxy.hosts])
     except SystemExit:
-        await emulation.close()
+        await proxy.close()
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def build(options: dict[str, Any]) -> nn.Module:
     return model
 
 
-class Lesson:
+class SharedTraining:
     """One peer's training. `tokens`: a file of its batches, [steps, batch, context + 1]; `every`: syncs between two snapshots.
 
     `pace`: seconds that a step takes at least, as if the peer had a slower machine of its own.

@@ -34,7 +34,7 @@ def main() -> None:
                 parameter.add_(moves, alpha=1e-3)
 
     warm_up()
-    assert callable(thinwire.join)  # which loads what is behind it
+    assert callable(thinwire.join)  # The first use of the name loads its modules.
     say(loaded=True)
     request = listen()
     began = time.monotonic()
@@ -43,7 +43,7 @@ def main() -> None:
         optimizer = swarm.wrap(model, inner)
         say(ready=True, round=swarm.round, began=began, seconds=time.monotonic() - began)
 
-        def told_of() -> None:
+        def report_step() -> None:
             end, report = time.monotonic(), swarm.last
             assert report is not None  # one step has been made at least
             say(end=end, contributors=report.contributors, round=swarm.round, digest=swarm.digest)
@@ -53,7 +53,7 @@ def main() -> None:
             while swarm.last is None or me not in swarm.last.members:
                 train()
                 optimizer.step()
-            told_of()
+            report_step()
         while True:
             request = listen()
             if "prepare" in request:
@@ -65,7 +65,7 @@ def main() -> None:
                 threading.Timer(request["die"], die).start()
             while swarm.round < request["round"]:  # a newcomer also makes the step that it has missed
                 optimizer.step()
-            told_of()
+            report_step()
 
 
 if __name__ == "__main__":

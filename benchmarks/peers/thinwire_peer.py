@@ -36,7 +36,7 @@ async def main(options: dict[str, Any]) -> None:
     everyone = [Identity.generate(bytes([number]) * 32) for number in range(count)]
     identity = everyone[rank]
     record: PeerRecord | None = None
-    # All that takes long comes before the sockets: a peer that does not answer is given up.
+    # All slow work comes before the sockets: others give up a peer that does not answer.
     warm_up()
     source = arrays(options["mb"], rank)
     exact = mean_of_first(options) if rank == 0 else None

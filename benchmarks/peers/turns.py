@@ -20,7 +20,7 @@ WIDTH = 1000
 
 
 def blocks(megabytes: float) -> int:
-    """How many of these layers are so many MB of fp32, one at least."""
+    """Number of these layers in so many MB of fp32; at least one."""
     return max(1, round(megabytes * 1e6 / 4 / (WIDTH * WIDTH + WIDTH)))
 
 
@@ -40,7 +40,7 @@ def say(**fields: Any) -> None:
 
 
 def listen() -> dict[str, Any]:
-    """The next line. Ends the process when there is none any more."""
+    """The next line. Ends the process at the end of the input."""
     line = sys.stdin.readline()
     if not line:
         raise SystemExit(0)
@@ -49,7 +49,7 @@ def listen() -> dict[str, Any]:
 
 
 def die() -> None:
-    """SIGKILL oneself, having said when."""
+    """Report the time, and SIGKILL this process."""
     say(dies=time.monotonic())
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -5,8 +5,9 @@
 
 A byte model on the source of Python's standard library, a block in every stage. When it has trained for `--steps` steps the
 middle stage is lost, with its optimizer's moments. A copy is as old as a tenth of the training; the mean is that of the
-neighbours, weighted by their last gradients (`rescue.average`), with a learning rate 1.1 times as high, as is that of a stage
-that begins anew. Columns: loss before, at once, and after so many steps more; "nothing lost" trains on as if nothing had been.
+neighbours, weighted by their last gradients (`checkfree.average`); a stage that starts from it, or from its first weights
+("anew"), has a learning rate 1.1 times as high. Columns: held-out loss before, at once, and after so many steps more.
+"nothing lost" continues with the stage.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from benchmarks.pipeline.skipping import SHARDS, apply, gradient, through
 from benchmarks.support import machine
 
 AFTER = (20, 40, 60)
-"""Steps after the loss at which is looked."""
+"""Steps since the stage was lost after which the model is evaluated."""
 
 SOURCES = ("nothing lost", "copy", "mean", "anew")
 
@@ -57,20 +58,20 @@ class Replica:
             self._step += 1
 
     def loss(self, data: Split) -> float:
-        """Of the text that is held out."""
+        """Return the held-out loss."""
         with torch.no_grad():
             found = [float(through(self.sections, self._paths[0], *each)) for each in data.evaluation(32, 8)]
         return float(np.mean(found))
 
     def lose(self, stage: int, values: Sequence[torch.Tensor], *, faster: float) -> None:
-        """A stage begins again with these values, and without moments."""
+        """Replace a stage by one with these values and without moments. `faster`: factor of its learning rate."""
         for parameter, value in zip(self.sections[stage].parameters(), values, strict=True):
             parameter.data.copy_(value)
         self.updates[stage] = StageOptimizer(self.sections[stage], self._inner)
         self.updates[stage].faster = faster
 
     def mean(self, stage: int) -> list[torch.Tensor]:
-        """Of the neighbours' values, weighted by the norms of their last gradients."""
+        """Return the mean of the neighbours' values, weighted by the norms of their last gradients."""
         before, after = (self.sections[one].parameters() for one in (stage - 1, stage + 1))
         norms = self.norms[stage - 1], self.norms[stage + 1]
         return [_mean(one, two, norms) for one, two in zip(before, after, strict=True)]
@@ -86,7 +87,7 @@ def _values(section: Section) -> list[torch.Tensor]:
 
 
 def main() -> None:
-    """Train once for each seed, and go on from there for each source."""
+    """Train once for each seed, and continue from there with each source."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--steps", type=int, default=400)
@@ -122,8 +123,8 @@ def main() -> None:
                 for last, steps in zip((0, *AFTER), AFTER, strict=False):
                     again.train(more, steps - last, options.batch)
                     losses.append(again.loss(data))
-                told_losses = " | ".join(f"{loss:.3f}" for loss in losses)
-                print(f"| {seed} | {name} | {before:.3f} | {told_losses} |", flush=True)
+                later_losses = " | ".join(f"{loss:.3f}" for loss in losses)
+                print(f"| {seed} | {name} | {before:.3f} | {later_losses} |", flush=True)
 
 
 if __name__ == "__main__":

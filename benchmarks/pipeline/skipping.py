@@ -7,7 +7,7 @@ A byte model on the source of Python's standard library, six stages of one block
 never skipped. Trained with 33 % skipped, each micro-batch visits four of the six, by plans over even links, new ones every few
 steps. "half": the first stage and two of the five others, in order, each such pair as often. The gradient of a stage is divided
 by all micro-batches of a step, or by those that went through it. The steps are those of a replica in stages, made here in one
-process (tests/swarms/pipelines/test_pipeline.py holds both together).
+process (tests/swarms/pipelines/test_pipeline.py checks that both are equal).
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def train(
     sections = [Section(model, layers, not stage) for stage, layers in enumerate(cut(STAGES, (1,) * STAGES))]
     updates = [StageOptimizer(part, inner) for part in sections]
     source = Batches(data, batch, range(SHARDS))
-    ways = plans(length, micros, seed)
+    paths_of_steps = plans(length, micros, seed)
     for step in range(inner.steps):
-        paths = next(ways)
+        paths = next(paths_of_steps)
         batches = [source.next(batch) for _ in range(micros)]
         gradient(sections, batches, paths)
         apply(updates, step, paths, batches[0][0].numel(), inner.clip, by_visits)
@@ -114,7 +114,7 @@ def train(
 
 
 def perplexities(sections: Sequence[Section], data: Split, count: int = 8) -> tuple[float, float]:
-    """Of all stages, and of the first with any two others."""
+    """Return the perplexity with all stages, and with the first and any two others."""
     halves = [(0, *pair) for pair in combinations(range(1, STAGES), STAGES // 2 - 1)]
     full, half = [], []
     with torch.no_grad():
@@ -150,8 +150,8 @@ def main() -> None:
                 sizes = {"micros": options.micros, "batch": options.batch, "seed": seed}
                 trained = train(data, model, inner, length, by_visits, **sizes)
                 full, half = perplexities(trained, data)
-                ways = f"{length} of {STAGES} | {'visits' if by_visits else 'all'}"
-                print(f"| {seed} | {ways} | {full:.3f} | {half:.3f} | {half / full:.3f} |", flush=True)
+                trained_with = f"{length} of {STAGES} | {'visits' if by_visits else 'all'}"
+                print(f"| {seed} | {trained_with} | {full:.3f} | {half:.3f} | {half / full:.3f} |", flush=True)
 
 
 if __name__ == "__main__":

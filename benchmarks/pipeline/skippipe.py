@@ -71,7 +71,7 @@ class Hollow(torch.nn.Module):
 
 @dataclass
 class Replica:
-    """An origin and hosts on the links of `instance`, all of it in virtual time; made inside `clock.run`.
+    """An origin and hosts on the links of `instance`, all of it in virtual time; made inside `virtual_loop.run`.
 
     `events`: (seconds, peer, name, fields) of what hosts did. `watch` is called with each of them. `paces`: seconds of a
     forward of each peer, may be changed.
@@ -182,7 +182,7 @@ class Replica:
         self.tasks += [loop.create_task(receive()), *([loop.create_task(also)] if also is not None else [])]
 
     def kill(self, index: int) -> None:
-        """A host is no more."""
+        """Kill a host."""
         self.net.kill(self.ids[index].peer_id)
         for task in self.tasks[2 * index - 2 : 2 * index]:
             task.cancel()
@@ -222,7 +222,7 @@ def cities() -> Problem:
 async def steps(
     instance: Problem, plan: dict[str, Any] | None, *, micros: int, room: int, window: int, rates: bool, count: int
 ) -> list[tuple[float, float, int]]:
-    """Of each step: virtual seconds, the plan's, and how many plans there have been."""
+    """Return for each step its virtual seconds, those of the plan, and the number of plans so far."""
     replica = Replica(instance, micros, room, plan, window=window, rates=rates)
     found = []
     for _ in range(count):

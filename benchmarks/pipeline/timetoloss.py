@@ -6,8 +6,8 @@
 Seconds of a step are those of benchmarks/pipeline/pipeline.py: virtual time, real frames and codecs, four stages, 100 Mbit/s
 each way, 50 ms round trip, a model of width 1024. Steps are those of a byte model on the source of Python's standard library
 that is small enough to be trained here, its activations encoded and decoded at every boundary; subspaces are as large a part
-of its width. The loss is held out, and what exact boundaries come to in `--steps`; who has not come there in `--patience`
-times as many has "inf".
+of its width. The loss is the held-out one that exact boundaries reach in `--steps`; a boundary that does not reach it in
+`--patience` times as many has "inf".
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--patience", type=float, default=5.0)
-    parser.add_argument("--every", type=int, default=25, help="steps between two looks at the loss")
+    parser.add_argument("--every", type=int, default=25, help="steps between two evaluations")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--batch", type=int, default=4)

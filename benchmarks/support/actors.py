@@ -41,27 +41,27 @@ class Actor:
     ) -> None:
         self._patience = patience
         self.name = f"{script} {options.get('rank', '')}"
-        self._blame_book = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [*prefix, python, str(PEERS / script), json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._blame_book,
+            stderr=self._stderr,
             text=True,
             # All peers are on this machine, and the links between them are what is measured.
             env=environment(OMP_NUM_THREADS="1", THINWIRE_SHARED_MEMORY="false"),
         )
-        self._said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             try:
-                self._said.put(json.loads(line))
+                self._received.put(json.loads(line))
             except ValueError:
                 sys.stderr.write(line)  # output of a library
-        self._said.put(None)
+        self._received.put(None)
 
     def say(self, **fields: Any) -> None:
         """Send a line; without effect if the process has ended."""
@@ -75,13 +75,13 @@ class Actor:
     def receive(self, seconds: float | None = None) -> dict[str, Any]:
         """Return the next line. Raises RuntimeError at its end, or after `seconds` of silence (None: its patience)."""
         try:
-            message = self._said.get(timeout=self._patience if seconds is None else seconds)
+            message = self._received.get(timeout=self._patience if seconds is None else seconds)
         except queue.Empty:
             message = None
         if message is None:
             self.kill()
-            self._blame_book.seek(0)
-            tail = self._blame_book.read().decode(errors="replace")[-4000:]
+            self._stderr.seek(0)
+            tail = self._stderr.read().decode(errors="replace")[-4000:]
             raise RuntimeError(f"{self.name} ended with code {self.process.returncode}, or was stuck:\n{tail}")
         return message
 
@@ -101,7 +101,7 @@ class Actor:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
             self.kill()
-        self._blame_book.close()
+        self._stderr.close()
 
 
 def close(actors: Iterable[Actor]) -> None:

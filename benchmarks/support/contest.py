@@ -28,7 +28,7 @@ HEADSTART = 0.05
 class Turn:
     """One repetition: seconds from the common start to the last end, CPU seconds of all, share of the machine others used.
 
-    loop: CPU seconds of the event loop's thread of a peer, mean of all; 0 if the program does not say.
+    loop: CPU seconds of the event loop's thread of a peer, mean of all; 0 if the program does not report them.
     """
 
     seconds: float
@@ -39,9 +39,9 @@ class Turn:
 
 
 class Contestant:
-    """The processes of one program, which say `ready` when they are. Told `at`, they begin at that moment and answer `end`.
+    """The processes of one program. They report `ready`, begin at the moment `at` that they are sent, and answer its `end`.
 
-    `prepares`: before that they are told to prepare, and answer; `checks`: afterwards they are asked about the result.
+    `prepares`: before that they are asked to prepare, and answer. `checks`: afterwards they are asked about the result.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class Contestant:
 
     def receive(self) -> list[dict[str, Any]]:
         """The next line of every process. Raises RuntimeError when one has ended."""
-        heard = []
+        received = []
         for process in self.processes:
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
                 raise RuntimeError(f"{self.name}: a process ended with code {process.wait()}")
-            heard.append(json.loads(line))
-        return heard
+            received.append(json.loads(line))
+        return received
 
     def turn(self, *, counts: bool = True) -> Turn:
         """One repetition; those that do not count warm up."""
@@ -156,9 +156,9 @@ def thinwire(
     """
     same: dict[str, Any] = dict(peers=peers, mb=mb, codec=codec, topology=topology, shared=shared)
     commands = [[*prefix(rank), *_command("thinwire_peer.py", rank=rank, **same, **own(rank))] for rank in range(peers)]
-    way = "" if topology == "butterfly" else f"{topology} "
+    prefix_of_name = "" if topology == "butterfly" else f"{topology} "
     end = " shared" if shared else ""
-    made = Contestant(f"thinwire {way}{codec.partition('(')[0]}{end}", commands, peers=peers, checks=True)
+    made = Contestant(f"thinwire {prefix_of_name}{codec.partition('(')[0]}{end}", commands, peers=peers, checks=True)
     made.say(addresses=[answer["address"] for answer in made.receive()])
     return made
 

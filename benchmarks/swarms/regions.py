@@ -6,7 +6,7 @@
 Every peer is the product's own code on a simulated network. In the ten regions there is a peer in each, with the round trips
 and the rates of one connection of `sims/network/regions.py`. "blind" rings have another order in every round; the others
 follow the measurements of the peers. The bound is 2 · (N − 1) / N of the payload by the rate of a peer's link, and two round
-trips from the leader to who is farthest from it, the mean over leaders: one to agree on who takes part, one on the result.
+trips from the leader to the peer farthest from it, the mean over leaders: one to agree on contributors, one on the result.
 No bound includes the time to fill and to empty a ring.
 """
 
@@ -59,7 +59,7 @@ def scenario(
 
 @contextmanager
 def blind(really: bool) -> Iterator[None]:
-    """Nobody tells what it has measured."""
+    """Let peers report no measurements, if `really`."""
     spans = Presence.spans
     if really:
         Presence.spans = lambda self: ()  # type: ignore[method-assign]
@@ -70,7 +70,7 @@ def blind(really: bool) -> Iterator[None]:
 
 
 def places(name: str, options: argparse.Namespace) -> tuple[list[str], dict[tuple[str, str], Path]]:
-    """Where peers are, and what is between them."""
+    """Return the region of each peer, and the paths between regions."""
     if name == "regions":
         return list(REGIONS), PATHS
     where = [f"place-{index}" for index in range(options.peers)]
@@ -100,7 +100,7 @@ def main() -> None:
             if run.violations:
                 raise SystemExit(f"{name}, {topology}: {run.violations[0]}")
             ends = seconds_of(run, STEPS * STEP)
-            found = ends[(len(ends) - 1) // 2 :]  # by then all have measured all
+            found = ends[(len(ends) - 1) // 2 :]  # by then every peer has measured all others
             row = {"links": name, "topology": f"blind {topology}" if nothing else topology, "rounds": len(found)}
             rows.append(row | {"seconds": mean(found), "bound": bound, "part": bound / mean(found)})
             print(rows[-1], flush=True)

@@ -127,7 +127,7 @@ def swarm(steps: int, duration: float, count: int = PEERS) -> Scenario:
 
 
 def spent(scenario: Scenario, **options: Any) -> tuple[float, Run]:
-    """CPU seconds that a simulation takes. Raises RuntimeError when an oracle has something to say."""
+    """CPU seconds that a simulation takes. Raises RuntimeError if it violates an invariant."""
     before = time.process_time()
     run = simulate(scenario, **options)
     seconds = time.process_time() - before
@@ -137,7 +137,7 @@ def spent(scenario: Scenario, **options: Any) -> tuple[float, Run]:
 
 
 def rounds(run: Run) -> str:
-    """How many rounds a peer has made."""
+    """Mean number of rounds of a peer, as text."""
     last = [one.round for one in run.journal.samples[-1].peers if one is not None]
     return f"{sum(last) / len(last):.0f} rounds each"
 

@@ -45,7 +45,7 @@ class Full:
         self.trainer = self.train(toy, peer)
 
     def train(self, toy: Toy, peer: bytes) -> Trainer:
-        """With boundaries that lose nothing."""
+        """Return its trainer, here with boundaries that lose nothing."""
         return self._trainer(toy, peer, Boundary("fp32", toy.width, 256, toy.seed))
 
     def _trainer(self, toy: Toy, peer: bytes, boundary: Boundary) -> Trainer:
@@ -97,7 +97,7 @@ class Projected(Full):
 
 
 class Naive(WholeModelView):
-    """As though what the projection takes away had been unlearned."""
+    """View that treats the part that the projection removes as if training had removed it."""
 
     def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
         super().write(theta, start, keep)
@@ -124,11 +124,11 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "three full, no weak peers": ("full",) * 3,
     "two full, no weak peers": ("full",) * 2,
 }
-"""Name -> what each replica is."""
+"""Name -> kind of each replica: "full", a boundary codec, or the factor of a subspace, negative with the wrong start."""
 
 
 def replica(kind: str, toy: Toy, peer: bytes) -> Full:
-    """One of them, by its kind."""
+    """Return a replica of a kind of RUNS."""
     if kind == "full":
         return Full(toy, peer)
     if kind.lstrip("-").isdigit():

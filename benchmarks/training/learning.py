@@ -26,7 +26,7 @@ from benchmarks.support.homelinks import HomeLinks
 SHARDS = 256
 
 RUN = """[run]
-name = "lesson"
+name = "learning"
 seed = {seed}
 rounds = {rounds}
 [model]
@@ -73,7 +73,10 @@ class Program:
 
 @dataclass
 class Run:
-    """How one went: when it began and ended, by the monotonic clock; what every peer says; CPU seconds of peers and links."""
+    """Result of a training: begin and end (monotonic clock), report of each peer, CPU seconds of peers and of the emulation.
+
+    foreign: share of the machine that other processes used.
+    """
 
     began: float
     ended: float
@@ -85,11 +88,11 @@ class Run:
 
 
 def prepare(task: Task, steps: int, place: Path) -> Split:
-    """Write every peer's batches to `place`; the text, cut."""
+    """Write every peer's batches to `place`; return the text, cut into shards."""
     cut = split(open_corpus(None, load_tokenizer("bytes", Path()), place), task.context, task.seed, SHARDS, 0.02)
-    everybody = [bytes([rank]) * 32 for rank in range(task.peers)]
-    for rank, me in enumerate(everybody):
-        batches = Batches(cut, task.batch, shards_of(task.seed, SHARDS, everybody, me))
+    peers = [bytes([rank]) * 32 for rank in range(task.peers)]
+    for rank, me in enumerate(peers):
+        batches = Batches(cut, task.batch, shards_of(task.seed, SHARDS, peers, me))
         tokens = np.empty((steps, task.batch, task.context + 1), np.uint8)
         for row in tokens:
             inputs, targets = batches.next()

@@ -179,7 +179,7 @@ class Rounds(Training):
                 await table.attempt(index, train)
                 attempts += 1
                 if index == 0 and attempts % self._manifest.outer.fragment_count == 0:
-                    self.snapshot = clock.step, table.seats[0].replica.theta.copy()
+                    self.snapshot = clock.step, table.slots[0].replica.theta.copy()
 
         async with asyncio.TaskGroup() as group:
             for index in range(len(self.lanes)):

@@ -29,7 +29,7 @@ SYNCHRONOUS, TORCHFT = "gloo synchronous", "torchft diloco fp32"
 
 
 def programs(options: argparse.Namespace) -> dict[str, Program]:
-    """All there are."""
+    """Return all programs by name."""
     step = {"outer_lr": options.outer_lr, "outer_momentum": options.outer_momentum}
     made = [
         Program(SYNCHRONOUS, "comparison/gloo_learner.py"),
@@ -123,7 +123,7 @@ def main() -> None:
 def judge(
     task: Task, cut: Any, program: Program, links: HomeLinks, place: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Train with one program; when it was at the loss, and what it had sent by then."""
+    """Train with one program; return the seconds until it reached the loss, and the MB that it had sent by then."""
     synchronous = program.name == SYNCHRONOUS
     run = learning.train(
         task,

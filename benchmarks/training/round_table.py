@@ -122,7 +122,7 @@ class RoundTable:
         self.work, self.patience = work, patience
         self.members = tuple(bytes([index]) * 32 for index in range(len(learners)))
         self.weights: list[list[int]] = []
-        self.seats = [ReplicaSlot(self, me, *one) for me, one in zip(self.members, learners, strict=True)]
+        self.slots = [ReplicaSlot(self, me, *one) for me, one in zip(self.members, learners, strict=True)]
         self._sent: dict[int, dict[PeerId, tuple[Sequence[Buffer], int]]] = {}
         self._outcomes: dict[int, asyncio.Future[Outcome]] = {}
 
@@ -138,12 +138,12 @@ class RoundTable:
             return train(index, steps)
 
         for _ in range(rounds):
-            await asyncio.gather(*(self.attempt(index, trained) for index in range(len(self.seats))))
+            await asyncio.gather(*(self.attempt(index, trained) for index in range(len(self.slots))))
             look()
 
     async def attempt(self, index: int, train: Callable[[int, int], Awaitable[int]]) -> None:
         """Make one peer's inner steps of a round, and attempt the round; the other peers have to do so meanwhile."""
-        pace, overlap, seat, tail = self.manifest.pace, self.manifest.overlap, self.seats[index], 0
+        pace, overlap, slot, tail = self.manifest.pace, self.manifest.overlap, self.slots[index], 0
 
         async def meanwhile() -> None:
             nonlocal tail
@@ -151,28 +151,28 @@ class RoundTable:
                 tail += await train(index, 1)
                 await asyncio.sleep(0)
 
-        seat.tokens += await train(index, pace - seat.tail) if pace > seat.tail else 0
-        outcome = await seat.rounds.sync(
-            weight=seat.tokens, loss=0.0, speed=0.0, meanwhile=meanwhile if overlap else None
+        slot.tokens += await train(index, pace - slot.tail) if pace > slot.tail else 0
+        outcome = await slot.rounds.sync(
+            weight=slot.tokens, loss=0.0, speed=0.0, meanwhile=meanwhile if overlap else None
         )
-        await seat.rounds.settled()
-        seat.tokens = tail + (outcome.kept if outcome.commit or outcome.taken else seat.tokens)
-        seat.tail = overlap
+        await slot.rounds.settled()
+        slot.tokens = tail + (outcome.kept if outcome.commit or outcome.taken else slot.tokens)
+        slot.tail = overlap
 
-    async def put(self, seat: StubSession, source: Sequence[Buffer], weight: int) -> Outcome:
+    async def put(self, session: StubSession, source: Sequence[Buffer], weight: int) -> Outcome:
         """Add one contribution; return when the last one is there."""
-        sent = self._sent.setdefault(seat.number, {})
-        sent[seat.me] = (source, weight)
-        if seat.number not in self._outcomes:
-            self._outcomes[seat.number] = asyncio.get_running_loop().create_future()
-        outcome = self._outcomes[seat.number]
+        sent = self._sent.setdefault(session.number, {})
+        sent[session.me] = (source, weight)
+        if session.number not in self._outcomes:
+            self._outcomes[session.number] = asyncio.get_running_loop().create_future()
+        outcome = self._outcomes[session.number]
         if len(sent) == len(self.members):
-            del self._sent[seat.number], self._outcomes[seat.number]
-            outcome.set_result(await self.work(lambda: self.average_of(seat, [sent[me] for me in self.members])))
+            del self._sent[session.number], self._outcomes[session.number]
+            outcome.set_result(await self.work(lambda: self.average_of(session, [sent[me] for me in self.members])))
         return await asyncio.shield(outcome)
 
-    def average_of(self, seat: StubSession, sent: Sequence[tuple[Sequence[Buffer], int]]) -> Outcome:
-        number, cut, codec = seat.replica.round + 1, seat.replica.grid, seat.replica.codec
+    def average_of(self, session: StubSession, sent: Sequence[tuple[Sequence[Buffer], int]]) -> Outcome:
+        number, cut, codec = session.replica.round + 1, session.replica.grid, session.replica.codec
         if number in self.fail:
             self.fail.remove(number)
             return Outcome()
@@ -192,6 +192,6 @@ class RoundTable:
         entries = tuple(Contribution(me, 1, weight) for me, weight in zip(self.members, weights, strict=True))
         ballot = Ballot(1, self.members[0])
         proposal = Proposal(
-            number, seat.number, ballot, self.members, self.members, entries, (), adopted=None, sources=()
+            number, session.number, ballot, self.members, self.members, entries, (), adopted=None, sources=()
         )
         return Outcome(tuple(results), Commit(proposal, bytes(32), ()))

@@ -69,13 +69,13 @@ Make = Callable[[Toy, Layout], Step]
 
 
 class Mixed:
-    """The batches of all replicas in turn: one step on as many as there are is a step of data parallelism."""
+    """The batches of all replicas in turn. A step on one batch of each replica is a step of data parallelism."""
 
     def __init__(self, sources: Sequence[Batches]) -> None:
         self._sources, self._at, self.batch = sources, 0, sources[0].batch
 
     def next(self, size: int = 0) -> Batch:
-        """Of whose turn it is."""
+        """Return a batch of the replica whose turn it is."""
         self._at += 1
         return self._sources[(self._at - 1) % len(self._sources)].next(size)
 
@@ -89,7 +89,7 @@ def synchronous(toy: Toy) -> float:
 
 
 def apart(toy: Toy) -> float:
-    """Nothing is ever averaged: what one replica makes of its own share, the mean of all."""
+    """Replicas that never average: the mean of their losses, each trained on its own share of the text."""
     trainers = toy.trainers()
     for trainer in trainers:
         trainer.run_steps(toy.rounds * toy.steps)

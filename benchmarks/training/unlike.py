@@ -199,13 +199,13 @@ def overlapped(outer: str, *, naive: bool = False, codec: str = "fp32") -> Calla
         async def play() -> Floats:
             table = RoundTable(manifest, layout, [learner(trainer) for trainer in trainers])
             if naive:
-                for seat in table.seats:
-                    seat.replica.__class__ = Heavy if isinstance(seat.replica, Co2Replica) else Naive
+                for slot in table.slots:
+                    slot.replica.__class__ = Heavy if isinstance(slot.replica, Co2Replica) else Naive
             await table.play(
                 toy.rounds * toy.steps // manifest.pace, lambda index, steps: trainers[index].run_steps(steps).tokens
             )
-            assert len({seat.replica.digest for seat in table.seats}) == 1
-            theta: Floats = table.seats[0].replica.theta
+            assert len({slot.replica.digest for slot in table.slots}) == 1
+            theta: Floats = table.slots[0].replica.theta
             return theta
 
         layout.write(trainers[0].model, asyncio.run(play()))
@@ -221,7 +221,7 @@ UNEQUAL = (1.0, 1.3, 2.0, 4.0)
 def asynchronous(outer: str, *, grace: float = 0.5) -> Callable[[Toy], float]:
     """Methods without waits, by the clock of unequal machines, until as many steps are made as in other runs.
 
-    A round is of those that are ready `grace` after the first, in units of the quickest one's step.
+    A round has the replicas that are ready within `grace` after the first one; its unit is a step of the quickest replica.
     """
 
     def run(toy: Toy) -> float:

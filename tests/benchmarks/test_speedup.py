@@ -63,7 +63,7 @@ def one_after_the_other(load, toy, how):
     table = table_of(how, layout, [learner(trainer) for trainer in trainers])
     train = table.play(ROUNDS * PACE // how.pace, lambda index, steps: trainers[index].run_steps(steps).tokens)
     asyncio.run(train)
-    return table.seats[0].replica.theta, layout.first(toy.model())
+    return table.slots[0].replica.theta, layout.first(toy.model())
 
 
 @pytest.mark.parametrize("name", ["diloco", "sparseloco", "streaming", "streaming overlap 1"])
@@ -132,8 +132,8 @@ def test_sparse_payloads_with_fewer_pieces_than_slots_are_put_together(load):
 
     table = table_of(parse(toml), layout, [learner(vector) for vector in models])
     asyncio.run(table.play(1, train))
-    assert len(table.seats[0].replica.grid) == 2
-    assert table.seats[0].replica.digest == table.seats[1].replica.digest
+    assert len(table.slots[0].replica.grid) == 2
+    assert table.slots[0].replica.digest == table.slots[1].replica.digest
     assert (models[0] != layout.first(model)).sum() > 10
 
 

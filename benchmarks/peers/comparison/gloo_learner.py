@@ -8,12 +8,12 @@ import time
 import torch
 import torch.distributed as dist
 
-from benchmarks.peers.lesson import Lesson, interface
+from benchmarks.peers.shared_training import SharedTraining, interface
 from benchmarks.peers.turns import listen, say, until
 
 options = json.loads(sys.argv[1])
 os.environ["GLOO_SOCKET_IFNAME"] = interface()
-lesson, count = Lesson(options), options["peers"]
+training, count = SharedTraining(options), options["peers"]
 say(loaded=True)
 listen()
 store = dist.TCPStore(options["hosts"][0], options["port"], count, options["rank"] == 0)
@@ -22,11 +22,11 @@ dist.barrier()
 say(ready=True)
 moment = listen()["at"]
 until(moment)
-lesson.begin()
+training.begin()
 for _ in range(options["steps"]):
-    lesson.gradients()
+    training.gradients()
     gradients = []
-    for parameter in lesson.model.parameters():
+    for parameter in training.model.parameters():
         assert parameter.grad is not None
         gradients.append(parameter.grad)
     flat = torch.cat([gradient.flatten() for gradient in gradients])
@@ -34,9 +34,9 @@ for _ in range(options["steps"]):
     flat /= count
     for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
         gradient.copy_(mean.view_as(gradient))
-    lesson.clip()
-    lesson.inner.step()
-    lesson.rest()
-    lesson.snapshot()
-say(end=time.monotonic(), steps=lesson.step, moments=lesson.save(options["snapshots"]))
+    training.clip()
+    training.inner.step()
+    training.rest()
+    training.snapshot()
+say(end=time.monotonic(), steps=training.step, moments=training.save(options["snapshots"]))
 listen()

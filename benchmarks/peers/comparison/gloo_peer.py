@@ -8,7 +8,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from benchmarks.peers.lesson import interface
+from benchmarks.peers.shared_training import interface
 from benchmarks.peers.turns import arrays, listen, say, until
 
 options = json.loads(sys.argv[1])

@@ -13,7 +13,7 @@ from torchft import Manager, ProcessGroupGloo
 from torchft.checkpointing.http_transport import HTTPTransport
 from torchft.local_sgd import DiLoCo
 
-from benchmarks.peers.lesson import Lesson, interface
+from benchmarks.peers.shared_training import SharedTraining, interface
 from benchmarks.peers.turns import listen, say, until
 
 TIMEOUT = timedelta(seconds=60)
@@ -23,8 +23,8 @@ os.environ["GLOO_SOCKET_IFNAME"] = interface()
 host = options["hosts"][options["rank"]]
 # Replicas tell each other the name of their machine, which here is the same for all.
 socket.gethostname = lambda: host
-lesson = Lesson(options)
-model, inner = lesson.model, lesson.inner
+training = SharedTraining(options)
+model, inner = training.model, training.inner
 outer = torch.optim.SGD(
     model.parameters(),
     lr=options["outer_lr"],
@@ -75,15 +75,15 @@ with DiLoCo(
 
     fragment.perform_sync = performed
     until(moment)
-    lesson.begin()
+    training.begin()
     while manager.current_step() < options["rounds"]:
         before = manager.current_step()
-        lesson.gradients()
-        lesson.clip()
+        training.gradients()
+        training.clip()
         inner.step()
-        lesson.rest()
+        training.rest()
         if manager.current_step() > before:
-            lesson.snapshot()
-moments = lesson.save(options["snapshots"])
-say(end=time.monotonic(), steps=lesson.step, moments=moments, failed=failed, participants=manager.num_participants())
+            training.snapshot()
+moments = training.save(options["snapshots"])
+say(end=time.monotonic(), steps=training.step, moments=moments, failed=failed, participants=manager.num_participants())
 listen()

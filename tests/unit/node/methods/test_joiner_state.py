@@ -32,8 +32,8 @@ TRANSFER, END = 4, 8
 class RecordingTable(RoundTable):
     """Peers of one process; `outcomes` has every round, in order."""
 
-    def average_of(self, seat, sent):
-        outcome = super().average_of(seat, sent)
+    def average_of(self, session, sent):
+        outcome = super().average_of(session, sent)
         self.outcomes.append(outcome)
         return outcome
 
@@ -80,7 +80,7 @@ def join(method: str) -> bool:
     table.outcomes, attempts, moving = [], [], []
     codec, cut = fitted(manifest, layout)
     joiner = method_of(manifest).replica.begin(manifest, layout, codec, cut, first, ())
-    members = table.seats[0].replica
+    members = table.slots[0].replica
 
     def look():
         attempts.append(1)

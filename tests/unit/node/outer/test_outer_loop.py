@@ -98,9 +98,9 @@ def play(rounds: int, rate: float = RATE) -> list[np.ndarray]:
     asyncio.run(table.play(rounds, lambda index, steps: inner[index].run_steps(steps).tokens))
     assert table.weights == [[STEPS * tokens for tokens in TOKENS]] * rounds
     assert all(
-        np.array_equal(theta_of(trainer), seat.replica.theta) for trainer, seat in zip(inner, table.seats, strict=True)
+        np.array_equal(theta_of(trainer), slot.replica.theta) for trainer, slot in zip(inner, table.slots, strict=True)
     )
-    return [seat.replica.theta for seat in table.seats]
+    return [slot.replica.theta for slot in table.slots]
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 6])

@@ -91,8 +91,8 @@ def drive(text, rounds, *, count=3, codec="fp32", look=lambda table, models: Non
             return steps
 
         await table.play(rounds, train, lambda: look(table, models))
-        for seat in table.seats:
-            await seat.rounds.rest()
+        for slot in table.slots:
+            await slot.rounds.rest()
         return table, models
 
     return virtual_loop.run(main(), seed=1)
@@ -105,7 +105,7 @@ def test_one_fragment_without_overlap_equals_diloco_bit_for_bit(codec):
         found = seen.setdefault(text, [])
 
         def look(table, models, found=found):
-            replicas = [one for seat in table.seats for _, one, _ in seat.replica.each(LAYOUT)]
+            replicas = [one for slot in table.slots for _, one, _ in slot.replica.each(LAYOUT)]
             found.append([(one.round, one.digest, one.state.tobytes()) for one in replicas])
             found.append([model.theta.tobytes() for model in models])
 
@@ -131,12 +131,12 @@ The values are those of protocol version 1, where all fragments shared one seque
 @pytest.mark.parametrize(("codec", "fragments", "overlap"), STATES)
 def test_with_one_fragment_under_way_the_states_are_those_of_one_sequence_of_rounds(codec, fragments, overlap):
     table, models = drive(streaming(fragments, overlap), 7, codec=codec)
-    thetas = [*(seat.replica.theta for seat in table.seats), *(model.theta for model in models)]
+    thetas = [*(slot.replica.theta for slot in table.slots), *(model.theta for model in models)]
     assert (
         blake3.blake3(b"".join(theta.tobytes() for theta in thetas)).hexdigest()[:16]
         == STATES[codec, fragments, overlap]
     )
-    assert table.seats[0].replica.round == 7
+    assert table.slots[0].replica.round == 7
 
 
 @pytest.mark.parametrize("overlap", [3, 4, 5, 6])
@@ -170,7 +170,7 @@ def test_concurrent_fragments_match_the_formulas(overlap):
             waiting[step] = part, np.mean([part.take(theta) - part.take(mine) for mine in local], axis=0)
     under_way = []
     table, models = drive(
-        text, turns, count=2, look=lambda table, models: under_way.append(table.seats[0].rounds.in_progress)
+        text, turns, count=2, look=lambda table, models: under_way.append(table.slots[0].rounds.in_progress)
     )
     assert max(under_way) == len(waiting) == (overlap - 1) // 2
     for model, mine in zip(models, local, strict=True):
@@ -191,11 +191,11 @@ def test_run_ends_when_every_fragment_had_its_rounds(overlap):
     last = []
 
     def look(table, models):
-        last.append([one.round for _, one, _ in table.seats[0].replica.each(LAYOUT)])
+        last.append([one.round for _, one, _ in table.slots[0].replica.each(LAYOUT)])
 
     table, models = drive(streaming(3, overlap) + "\n[run]\nrounds = 7", 7, look=look)
-    assert last[-1] == [3, 2, 2] and table.seats[0].replica.round == 7
-    assert all(np.array_equal(model.theta, table.seats[0].replica.theta) for model in models)
+    assert last[-1] == [3, 2, 2] and table.slots[0].replica.round == 7
+    assert all(np.array_equal(model.theta, table.slots[0].replica.theta) for model in models)
 
 
 @pytest.mark.parametrize("codec", ["fp32", pytest.param("topk(k=64,chunk=4096)|2bit|rice", marks=pytest.mark.trial)])
@@ -204,8 +204,8 @@ def test_late_fragment_does_not_delay_others(codec):
     free, at = [], []
 
     def change(table):
-        for seat in table.seats:
-            session = seat.session.sessions[1]
+        for slot in table.slots:
+            session = slot.session.sessions[1]
             average = session.average
 
             async def slow(*given, average=average, session=session, **named):
@@ -217,7 +217,7 @@ def test_late_fragment_does_not_delay_others(codec):
             session.average = slow
 
     def look(table, models):
-        rounds = [one.round for _, one, _ in table.seats[0].replica.each(LAYOUT)]
+        rounds = [one.round for _, one, _ in table.slots[0].replica.each(LAYOUT)]
         at.append((rounds, asyncio.get_running_loop().time()))
         if rounds[0] == 6:
             for one in free:
@@ -229,7 +229,7 @@ def test_late_fragment_does_not_delay_others(codec):
     # At most one patience, of a second, in each of its turns.
     assert held[-1][1] < 10
     assert at[-1][0][1] >= 2 and at[-1][0][0] == 8
-    assert len({seat.replica.digest for seat in table.seats}) == 1
+    assert len({slot.replica.digest for slot in table.slots}) == 1
 
 
 def test_fragment_with_missing_results_does_not_delay_others():
@@ -237,7 +237,7 @@ def test_fragment_with_missing_results_does_not_delay_others():
     at = []
 
     def change(table):
-        session = table.seats[0].session.sessions[1]
+        session = table.slots[0].session.sessions[1]
         session.current.agreement.commit = SimpleNamespace(proposal=None)
 
         async def lacking(*, give_up):
@@ -247,7 +247,7 @@ def test_fragment_with_missing_results_does_not_delay_others():
         session.outcome = lacking
 
     def look(table, models):
-        rounds = [one.round for _, one, _ in table.seats[0].replica.each(LAYOUT)]
+        rounds = [one.round for _, one, _ in table.slots[0].replica.each(LAYOUT)]
         at.append((rounds, asyncio.get_running_loop().time()))
 
     drive(streaming(3, 4), 9, count=1, look=look, change=change)
@@ -260,9 +260,9 @@ def test_peer_follows_all_missed_rounds_of_a_fragment_in_one_turn(proves):
     missed, turns, at = [3], [], []
 
     def change(table):
-        seat = table.seats[0]
-        seat.session.now = asyncio.get_running_loop().time
-        schedule, session = seat.rounds.schedules[1], seat.session.sessions[1]
+        slot = table.slots[0]
+        slot.session.now = asyncio.get_running_loop().time
+        schedule, session = slot.rounds.schedules[1], slot.session.sessions[1]
 
         async def follow(*, weight, loss, speed):
             schedule.begun_without_us = True
@@ -287,7 +287,7 @@ def test_error_in_a_fragment_is_raised():
         async def broken(*given, **named):
             raise ZeroDivisionError
 
-        table.seats[0].session.sessions[2].average = broken
+        table.slots[0].session.sessions[2].average = broken
 
     with pytest.raises((ZeroDivisionError, virtual_loop.SimFailure)):
         drive(streaming(3, 4), 8, change=change)
@@ -344,7 +344,7 @@ def test_split_parameters_are_named_by_range_and_joined():
 def test_checkpoint_has_every_fragment_with_its_round(tmp_path, codec):
     run = manifest(streaming(3, 4, None), codec)
     table, _ = drive(streaming(3, 4, None), 7, codec=codec)
-    replica, identity, events = table.seats[0].replica, Identity.generate(bytes(32)), []
+    replica, identity, events = table.slots[0].replica, Identity.generate(bytes(32)), []
     rounds = [one.round for _, one, _ in replica.each(LAYOUT)]
     assert len(set(rounds)) > 1
 
@@ -384,7 +384,7 @@ def test_checkpoint_has_every_fragment_with_its_round(tmp_path, codec):
 @pytest.mark.parametrize("codec", ["int8(block=256)", "topk(k=64,chunk=4096)|2bit|rice"])
 def test_checkpoint_has_every_fragment_as_it_was_although_rounds_are_committed(tmp_path, codec):
     run = manifest(streaming(3, 4, None), codec)
-    replica = drive(streaming(3, 4, None), 7, codec=codec)[0].seats[0].replica
+    replica = drive(streaming(3, 4, None), 7, codec=codec)[0].slots[0].replica
     environment = Environment(lambda: 0.0, lambda: 1e9, random.Random(1), RealDisk())
     store = CheckpointStore(tmp_path / "c", RealDisk(), Identity.generate(bytes(32)))
     keep = Checkpointer(store, bytes(32), environment, lambda *told: None)

@@ -89,10 +89,10 @@ def test_streaming_round_moves_and_mixes_its_fragment(overlap):
         for mine in local:
             mine[part] = 0.5 * mine[part] + 0.5 * theta[part]
         number += 1
-        for seat, model, mine in zip(table.seats, models, local, strict=True):
-            np.testing.assert_allclose(seat.replica.theta, theta, rtol=0, atol=1e-5)
+        for slot, model, mine in zip(table.slots, models, local, strict=True):
+            np.testing.assert_allclose(slot.replica.theta, theta, rtol=0, atol=1e-5)
             np.testing.assert_allclose(model.theta, mine, rtol=0, atol=1e-5)
-            assert seat.replica.digest == table.seats[0].replica.digest and seat.replica.round == number
+            assert slot.replica.digest == table.slots[0].replica.digest and slot.replica.round == number
 
     asyncio.run(drive(text, 5, look=look))
     assert number == 5
@@ -103,7 +103,7 @@ def test_streaming_failed_round_keeps_delta_and_tokens():
     seen = []
 
     def look(table, models):
-        seen.append((table.seats[0].replica.round, models[0].theta.copy(), table.seats[0].replica.theta.copy()))
+        seen.append((table.slots[0].replica.round, models[0].theta.copy(), table.slots[0].replica.theta.copy()))
 
     table, _ = asyncio.run(drive(STREAMING, 6, fail=[2], look=look))
     assert [number for number, _, _ in seen] == [1, 2, 2, 2, 4, 4]
@@ -120,7 +120,7 @@ def test_streaming_failed_round_keeps_delta_and_tokens():
     for fail in ([], [1]):
         rounds = 1 + len(fail)
         table, models = asyncio.run(drive(plain, rounds, count=1, fail=fail, look=lambda table, models: None))
-        ends.append((table.seats[0].replica.theta.copy(), models[0].rng))
+        ends.append((table.slots[0].replica.theta.copy(), models[0].rng))
     once, twice = Model(0), Model(0)
     for model, count in ((once, 3), (twice, 3 + 3)):  # the steps before each announcement, one of them during the round
         for _ in range(count):
@@ -137,9 +137,9 @@ def test_streaming_weight_is_capped_by_manifest():
 
 def test_streaming_model_equals_state_after_last_round():
     table, models = asyncio.run(drive(STREAMING + "\n[run]\nrounds = 4", 4))
-    assert all(np.array_equal(model.theta, table.seats[0].replica.theta) for model in models)
+    assert all(np.array_equal(model.theta, table.slots[0].replica.theta) for model in models)
     table, models = asyncio.run(drive(STREAMING, 4))
-    assert not any(np.array_equal(model.theta, table.seats[0].replica.theta) for model in models)
+    assert not any(np.array_equal(model.theta, table.slots[0].replica.theta) for model in models)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_streaming_non_finite_model_sends_nothing_and_resets(text, monkeypatch):
     table, models = asyncio.run(drive(text, 6, look=look))
     assert said == ["unsent"] and spoilt == [1, 2]
     assert all(np.isfinite(model.theta).all() for model in models)
-    assert sum(0 in weights for weights in table.weights) == 1 and table.seats[0].replica.round == 6
+    assert sum(0 in weights for weights in table.weights) == 1 and table.slots[0].replica.round == 6
 
 
 EAGER = 'method = "eager"\nsync_every = 3'
@@ -199,25 +199,25 @@ async def late(text):
     """
     model, announced, now = Model(0), [], asyncio.Event()
     table = RoundTable(manifest(text), LAYOUT, [(model.theta.copy(), model.read, model.write)])
-    (seat,) = table.seats
+    (slot,) = table.slots
 
     async def average(source, *, weight, **told):
         announced.append(weight)
-        outcome = table.average_of(seat.session, [(source, weight)])
-        seat.session.current.agreement.commit = None if len(announced) > 1 else outcome
+        outcome = table.average_of(slot.session, [(source, weight)])
+        slot.session.current.agreement.commit = None if len(announced) > 1 else outcome
         return outcome if len(announced) > 1 else Outcome()
 
     async def outcome(*, give_up):
-        late, seat.session.current.agreement.commit = seat.session.current.agreement.commit, None
+        late, slot.session.current.agreement.commit = slot.session.current.agreement.commit, None
         return late
 
-    seat.session.average, seat.session.outcome = average, outcome
+    slot.session.average, slot.session.outcome = average, outcome
     now.set()
     tokens, reports = 0, []
     for _ in range(4):
         model.step()
         tokens += 3
-        reports.append(await seat.rounds.sync(weight=tokens, loss=0.0, speed=0.0, meanwhile=now.wait))
+        reports.append(await slot.rounds.sync(weight=tokens, loss=0.0, speed=0.0, meanwhile=now.wait))
         tokens = reports[-1].kept if reports[-1].commit else tokens
     return announced, [(report.commit is not None, report.kept) for report in reports]
 
@@ -239,8 +239,8 @@ def test_streaming_call_cancelled_after_outer_step_is_completed_by_next(text, we
         table = RoundTable(
             manifest(text + "\n[run]\nrounds = 2"), LAYOUT, [(model.theta.copy(), model.read, model.write)]
         )
-        (seat,) = table.seats
-        average = seat.session.average
+        (slot,) = table.slots
+        average = slot.session.average
 
         async def noted(source, *, weight, **told):
             announced.append(weight)
@@ -250,22 +250,22 @@ def test_streaming_call_cancelled_after_outer_step_is_completed_by_next(text, we
             begun.set()
             await now.wait()
 
-        seat.session.average = noted
+        slot.session.average = noted
         model.step()
-        call = asyncio.create_task(seat.rounds.sync(weight=3, loss=0.0, speed=0.0, meanwhile=meanwhile))
+        call = asyncio.create_task(slot.rounds.sync(weight=3, loss=0.0, speed=0.0, meanwhile=meanwhile))
         await begun.wait()
-        while not seat.replica.round:
+        while not slot.replica.round:
             await asyncio.sleep(0)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
         now.set()
         model.step()
-        outcome = await seat.rounds.sync(weight=6, loss=0.0, speed=0.0, meanwhile=meanwhile)
-        assert outcome.commit.proposal.round == 1 == seat.replica.round and outcome.kept == 3
-        outcome = await seat.rounds.sync(weight=outcome.kept, loss=0.0, speed=0.0, meanwhile=meanwhile)
-        assert outcome.commit.proposal.round == 2 == seat.replica.round and outcome.kept == 0
-        assert np.array_equal(model.theta, seat.replica.theta)
+        outcome = await slot.rounds.sync(weight=6, loss=0.0, speed=0.0, meanwhile=meanwhile)
+        assert outcome.commit.proposal.round == 1 == slot.replica.round and outcome.kept == 3
+        outcome = await slot.rounds.sync(weight=outcome.kept, loss=0.0, speed=0.0, meanwhile=meanwhile)
+        assert outcome.commit.proposal.round == 2 == slot.replica.round and outcome.kept == 0
+        assert np.array_equal(model.theta, slot.replica.theta)
         return announced
 
     assert asyncio.run(main()) == weights

@@ -60,7 +60,7 @@ def play(outer, rounds, *, fail=(), run="", count=PEERS, codec="fp32"):
         )
         peers, digests = Peers(count), []
         table = RoundTable(manifest, LAYOUT, [peers.learner(index) for index in range(count)], fail)
-        await table.play(rounds, peers.train, lambda: digests.append({seat.replica.digest for seat in table.seats}))
+        await table.play(rounds, peers.train, lambda: digests.append({slot.replica.digest for slot in table.slots}))
         assert all(len(found) == 1 for found in digests)
         return table, peers
 
@@ -95,13 +95,13 @@ def test_co2_replica_makes_the_published_step(clip):
         x.append(x[t] - 0.3 * momentum)
     assert penalty > 1.2 and (clipped > 0) == bool(clip)
     # The common state is one round ahead of the start of training.
-    assert np.abs(table.seats[0].replica.theta - x[7]).max() > 1e-3
+    assert np.abs(table.slots[0].replica.theta - x[7]).max() > 1e-3
 
 
 def test_co2_failed_round_is_sent_again_with_later_steps():
     """One peer without momentum, with η so that the penalty is known: θ̄ makes steps of all training."""
     table, peers = play("lr = 1e-9\nmomentum = 0.0", 5, fail=[2, 3], count=1)
-    replica = table.seats[0].replica
+    replica = table.slots[0].replica
     assert replica.round == 3 and table.weights == [[STEPS], [2 * STEPS], [2 * STEPS]]
     # The last momentum is the change of the last round: it has the steps of the two failed attempts.
     moved = 2 * STEPS * 0.005
@@ -111,7 +111,7 @@ def test_co2_failed_round_is_sent_again_with_later_steps():
 def test_co2_joiner_continues_from_fetched_state():
     """θ̄ and the momentum are the whole state: a joiner makes the same steps from the next round on."""
     table, _ = play("", 3)
-    replica, other = (table.seats[index].replica for index in (0, 1))
+    replica, other = (table.slots[index].replica for index in (0, 1))
     replica.theta[:], replica.momentum[:] = 0.0, 0.0
     size, lineage = other.state.nbytes, other.lineage
     offer = StateOffer(other.round, other.digest, LAYOUT.digest, size, other.members, lineage=lineage)
@@ -132,7 +132,7 @@ def test_co2_clip_length_is_that_of_the_whole_vector():
 
 def test_co2_model_equals_state_after_last_round():
     table, peers = play("", 3, run="[run]\nrounds = 3\n", codec="int8(block=256)")
-    assert all(np.array_equal(theta, table.seats[0].replica.theta) for theta in peers.thetas)
+    assert all(np.array_equal(theta, table.slots[0].replica.theta) for theta in peers.thetas)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_eager_outer_replicas_are_equal_and_local_ones_differ_by_own_share():
     seen = []
 
     def look(table, peers):
-        assert len({seat.replica.digest for seat in table.seats}) == 1
+        assert len({slot.replica.digest for slot in table.slots}) == 1
         number = len(seen)
         deltas = [np.sum(moves[STEPS * number : STEPS * number + STEPS], axis=0) for moves in peers.moves]
         for i in range(PEERS):
@@ -111,25 +111,25 @@ def test_eager_outer_parameters_equal_diloco_on_sent_deltas():
         mean = np.mean([np.sum(m[STEPS * number : STEPS * number + STEPS], axis=0) for m in peers.moves], axis=0)
         momentum = 0.9 * momentum + mean
         theta -= 0.5 * (mean + 0.9 * momentum)
-    np.testing.assert_allclose(table.seats[0].replica.theta, theta, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(table.slots[0].replica.theta, theta, rtol=0, atol=2e-5)
     assert table.weights == [[STEPS] * PEERS] * 4
 
 
 def test_eager_failed_round_is_sent_again_with_later_steps():
     """With η = 1, one peer and no momentum, θ̄ is the sum of all training: nothing is lost or counted twice."""
     table, peers = play("lr = 1.0\nmomentum = 0.0", 5, fail=[2, 3], count=1)
-    assert table.seats[0].replica.round == 3
+    assert table.slots[0].replica.round == 3
     assert table.weights == [[STEPS], [2 * STEPS], [2 * STEPS]]
     first = np.random.default_rng(7).standard_normal(SIZE).astype(np.float32)
     expected = first - np.sum(peers.moves[0][: 5 * STEPS], axis=0)
-    np.testing.assert_allclose(table.seats[0].replica.theta, expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(table.slots[0].replica.theta, expected, rtol=0, atol=1e-5)
     # The share of a single peer is 1: it starts each time from its own parameters.
     np.testing.assert_allclose(peers.thetas[0], first - np.sum(peers.moves[0], axis=0), rtol=0, atol=1e-5)
 
 
 def test_eager_fetched_state_drops_pending_delta():
     table, _ = play("momentum = 0.9", 3)
-    replica, other = table.seats[0].replica, table.seats[1].replica
+    replica, other = table.slots[0].replica, table.slots[1].replica
     assert np.abs(replica.ahead).max() > 0 and np.abs(replica.drift).max() > 0
     offer = StateOffer(other.round, other.digest, LAYOUT.digest, other.state.nbytes, other.members)
     replica.install(FetchedState(offer, tuple(other.hashes), {0: bytes(other.chunk(0))}, ()))
@@ -139,7 +139,7 @@ def test_eager_fetched_state_drops_pending_delta():
 
 def test_eager_model_equals_state_after_last_round():
     table, peers = play("", 3, run="[run]\nrounds = 3\n")
-    assert all(np.array_equal(theta, table.seats[0].replica.theta) for theta in peers.thetas)
+    assert all(np.array_equal(theta, table.slots[0].replica.theta) for theta in peers.thetas)
     # Training that would be lost is not made.
     assert [len(moves) for moves in peers.moves] == [3 * STEPS] * PEERS
 
