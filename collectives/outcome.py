@@ -20,7 +20,7 @@ class Outcome:
     because the model was reset. kept: weight of our contribution that is not part of the committed round, but is still in the
     model and counts in the next round. merged: weight of earlier rounds, in a lineage that gave way, that is still in the model
     and counts in the next round. taken: with or without a commit, the weight of our contribution is recorded for later rounds,
-    and the caller must not pass it again.
+    and the caller must not pass it again. began_late: other peers had completed the round before it began here.
     """
 
     results: tuple[Buffer, ...] = ()
@@ -31,6 +31,7 @@ class Outcome:
     merged: int = 0
     dropped: bool = False
     taken: bool = False
+    began_late: bool = False
     certificate: Certificate | None = None
 
     @property

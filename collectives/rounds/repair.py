@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from thinwire.collectives.consensus.paxos import Agreement
@@ -12,6 +13,9 @@ from thinwire.collectives.topology.chunk_requests import ChunkRequests
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Digest, Fetch, PeerId, Proposal, Result, ResultRecord
+
+TIMES = 3
+"""Number of times that a peer gets the results of one round from another one."""
 
 Paced = Callable[[PeerId, int], bool]
 """Function that returns whether the results of a round go to a peer with pauses."""
@@ -191,6 +195,8 @@ class ResultServer:
         self._paced = paced
         self._proved: dict[PeerId, float] = {}
         """Times at which claims were shown to each peer."""
+        self._served: Counter[PeerId] = Counter()
+        """Number of results that were sent to each peer."""
 
     def on_link_down(self, peer: PeerId) -> None:
         """Note that a peer may have lost the claims that it was shown."""
@@ -217,6 +223,9 @@ class ResultServer:
                 self._prove(sender, proposal)
         for index in dict.fromkeys(message.indices):
             if index < len(chunks) and (result := chunks[index]) is not None:
+                if self._served[sender] >= TIMES * len(chunks):
+                    return  # It would take our uplink from the others.
+                self._served[sender] += 1
                 frame = Frame(Result(round, fragment, proposal.ballot, index, proposal.lineage), result)
                 self._send_queue.bulk(sender, frame, requested=True, paced=paced)
 

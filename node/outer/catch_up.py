@@ -53,6 +53,8 @@ class CatchUp:
         """The mismatch, if the asked peers train another model."""
         self.gone: set[PeerId] = set()
         """Peers that have left, or refuse connections; they are not waited for."""
+        self.began_late = False
+        """True if other peers were past the round in progress when it began here."""
         self._claims, self._now = ProgressClaims(now), now
         self._replica, self._states, self._round_factory, self._current = replica, states, factory, current
         self._roster, self._live, self._send_queue = presence.roster, presence.live, presence.send_queue
@@ -107,7 +109,9 @@ class CatchUp:
         self.behind.clear()
         self._states.forget(*self._states.without)
         self._outdated, self._proved_since = False, None
-        return self._claims.begin(self._current().round)
+        further = self._claims.begin(self._current().round)
+        self.began_late = bool(further)
+        return further
 
     def on_link_up(self, peer: PeerId) -> None:
         self.gone.discard(peer)

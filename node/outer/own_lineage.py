@@ -7,6 +7,7 @@ from collections.abc import Callable
 from thinwire.collectives.consensus.chain import end_of
 from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.rounds.round import Round
+from thinwire.collectives.state_sync import LATEST
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.quorum_wait import PATIENCES, QuorumWait
@@ -75,8 +76,11 @@ class OwnLineage:
         agreement = current.agreement
         if current.missing_results != self._missing[0]:
             self._missing = current.missing_results, now
-        # Voters that have restarted are reachable, but have lost the results.
-        lost = current.missing_results and now >= self._missing[1] + PATIENCES * agreement.terms.patience
+        # Voters that have restarted are reachable, but have lost the results. There are pauses between those that we follow.
+        longest = PATIENCES * agreement.terms.patience
+        if current.follows and not current.exhausted:
+            longest = max(LATEST, longest)
+        lost = current.missing_results and now >= self._missing[1] + longest
         able = (agreement.able or agreement.commit is not None) and not (current.unobtainable or lost)
         if not self._replica.members or current.complete or able:
             self._quorum_wait.end()

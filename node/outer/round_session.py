@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -206,7 +207,8 @@ class RoundSession(ReplicaSession):
 
     async def outcome(self, *, give_up: float | None = None) -> Outcome:
         """Wait for the end of the round in progress, see `average`."""
-        return await self.factory.outcome(self.current, give_up=give_up)
+        outcome = await self.factory.outcome(self.current, give_up=give_up)
+        return replace(outcome, began_late=True) if self.catch_up.began_late else outcome
 
     async def until_given_up(self, futures: Collection[asyncio.Future[Any]], give_up: float) -> None:
         """Wait for the first of the futures, or until the round in progress is given up, see `average`."""

@@ -163,13 +163,17 @@ class PeerServices:
         return outcome, seconds
 
     def _count(self, outcome: Outcome) -> None:
-        """Count a committed round, unless we are on trial; warn if our contributions are always too late."""
+        """Count a committed round in which we could contribute; warn if our contributions are always too late.
+
+        Not while we are on trial, or follow rounds that the others had before we had the state.
+        """
         peer, me = self._peer, self._peer.identity.peer_id
         synchronous = not (peer.manifest.asynchronous or peer.manifest.outer.gossip)
         trial = me not in peer.replica.members and peer.session.roster.on_trial(me)
         if (
             synchronous
             and not trial
+            and not outcome.began_late
             and outcome.missing.get(me, "late") == "late"
             and self._participation.add(me in outcome.contributors)
         ):

@@ -148,7 +148,13 @@ class Scene:
             self.me, terms, sign=lambda m: sign(self.me, m), verify=verify, live=set(self.live), store=self.store
         )
         return SimpleNamespace(
-            agreement=agreement, complete=False, unobtainable=False, missing_results=0, moved=self.now
+            agreement=agreement,
+            complete=False,
+            unobtainable=False,
+            missing_results=0,
+            moved=self.now,
+            follows=False,
+            exhausted=False,
         )
 
     def founded(self, fork):

@@ -105,7 +105,7 @@ class Scene:
         peers = SimpleNamespace(
             banned=(),
             record_of=lambda peer: None if peer in unknown else SimpleNamespace(public_key=KEYS[peer].public_key),
-            alive=lambda peer: True,
+            is_live=lambda peer: True,
             others=(ANN, BEN, CAT),
         )
         roster = SimpleNamespace(

@@ -36,6 +36,7 @@ from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
 from thinwire.collectives.rounds.data_planes.owner_results import basis_of
 from thinwire.collectives.rounds.data_planes.result_store import digest_of
 from thinwire.collectives.rounds.data_planes.transfer_progress import PARTIAL_FRAMES
+from thinwire.collectives.rounds.repair import TIMES
 from thinwire.collectives.state_sync import IN_FLIGHT
 from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.collectives.topology.shards import Grid
@@ -713,6 +714,18 @@ def test_results_are_served_for_the_right_digest_only(harness):
         (5, harness.result(5)),
         (0, harness.result(0)),
     ]
+
+
+def test_peer_gets_the_results_of_a_round_a_few_times_only(harness):
+    """A peer that asks for them for ever would take the uplink from the others."""
+    harness.finish()
+    harness.queue.sent.clear()
+    digest = digest_of([blake3.blake3(harness.result(i)).digest() for i in range(6)])
+    for _ in range(20):
+        harness.on_message(OTHER, Fetch(1, 0, digest, tuple(range(4))))
+    assert len(harness.sent(Result)) == TIMES * 6
+    harness.on_message(PEERS[4], Fetch(1, 0, digest, (0,)))
+    assert len(harness.sent(Result)) == 1, "another peer"
 
 
 def test_peer_that_follows_gets_results_with_pauses_after_the_commit(harness):

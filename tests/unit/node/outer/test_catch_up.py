@@ -144,7 +144,10 @@ def test_message_of_a_later_round_counts_but_asks_nothing_while_we_have_the_comm
     here.current.agreement.commit = object()
     assert not here.catch_up.claimed_over
     here.catch_up.seen(ANN, 5)
-    assert here.catch_up.claimed_over and here.told == []
+    assert here.catch_up.claimed_over and here.told == [] and not here.catch_up.began_late
+    assert here.catch_up.begin() == [ANN] and here.catch_up.began_late
+    here.current.round = 5
+    assert here.catch_up.begin() == [] and not here.catch_up.began_late, "the round of the others"
 
 
 @pytest.mark.parametrize(

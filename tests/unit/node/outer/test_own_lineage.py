@@ -30,6 +30,7 @@ from kit.outer.lineage_scene import (
 )
 from thinwire.collectives.consensus.chain import extended
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
+from thinwire.collectives.state_sync import LATEST
 from thinwire.node.outer.own_lineage import SETTLE, continue_alone
 from thinwire.node.outer.quorum_wait import PATIENCES
 from thinwire.node.state.replica import Replica
@@ -209,6 +210,18 @@ def test_peer_with_a_commit_founds_no_lineage_while_its_results_can_be_had():
     assert not scene.forks
     scene.run(ORPHAN + PATIENCES * PATIENCE)
     assert scene.forks, "nothing arrives any more"
+
+
+@pytest.mark.parametrize(("exhausted", "seconds"), [(False, LATEST), (True, PATIENCES * PATIENCE)])
+def test_peer_that_follows_a_round_waits_longer_for_its_results_while_a_source_has_them(exhausted, seconds):
+    """A source sends them with pauses. All links are up, and the members have a quorum."""
+    scene = Scene(live=(ANN, BEN))
+    scene.current.follows, scene.current.exhausted, scene.current.missing_results = True, exhausted, 1
+    scene.current.agreement.commit = later_chain(ANN, BEN, CAT)[-1].certificates[-1].commit
+    scene.run(seconds)
+    assert not scene.quorum_wait.begun.is_set()
+    scene.run(1.0)
+    assert scene.quorum_wait.begun.is_set()
 
 
 def test_peer_founds_one_if_the_voters_for_the_results_of_its_round_do_not_send_them():

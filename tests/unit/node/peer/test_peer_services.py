@@ -105,19 +105,23 @@ def test_exchange_waits_for_nobody_if_no_member_waits_for_peers_that_are_no_memb
     assert first == second == 0.0 and not told
 
 
-@pytest.mark.parametrize("on_trial", [False, True])
-def test_peer_on_trial_is_not_warned_that_its_contributions_are_late(on_trial):
+@pytest.mark.parametrize(("on_trial", "began_late"), [(False, False), (True, False), (False, True)])
+def test_peer_on_trial_or_with_rounds_of_before_its_state_is_not_warned_that_it_is_late(on_trial, began_late):
+    """Rounds that the others had completed before it could begin them show nothing about its speed."""
+
     async def main():
         training = Training((OTHER,))
         training.on_trial = {ME} if on_trial else set()
         training.peer.identity = SimpleNamespace(peer_id=ME)
         training.peer.store_known_peers = training.rounds.call_when_settled = lambda *args: None
         commit = SimpleNamespace(proposal=SimpleNamespace(contributors=()))
-        training.rounds.sync = lambda **fields: asyncio.sleep(0, Outcome(commit=commit))
+        training.rounds.sync = lambda **fields: asyncio.sleep(0, Outcome(commit=commit, began_late=began_late))
         for _ in range(2 * ALWAYS):
             await training.exchange()
         alarms = [fields["detail"] for kind, fields in training.told if kind == "alarm"]
-        assert [text.split(":")[0] for text in alarms] == ([] if on_trial else ["contributed to 0 of 6 rounds"])
+        assert [text.split(":")[0] for text in alarms] == ["contributed to 0 of 6 rounds"] * (
+            not on_trial and not began_late
+        )
 
     virtual_loop.run(main(), seed=1)
 

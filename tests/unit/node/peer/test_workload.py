@@ -11,7 +11,7 @@ ME, OTHER, THIRD = (bytes([n]) * 32 for n in (1, 2, 3))
 
 def workload(outer="", *, round=4, announced=(), members=(ME, OTHER), alive=(), alike=True, ledger=None, turn=0):
     view = SimpleNamespace(peers=(ME, OTHER, THIRD))
-    roster = SimpleNamespace(peers=SimpleNamespace(alive=lambda peer: peer in alive, view=view))
+    roster = SimpleNamespace(peers=SimpleNamespace(is_live=lambda peer: peer in alive, view=view))
     return Workload(
         parse(outer),
         ME,
