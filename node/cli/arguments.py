@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,23 @@ class InputError(HintedError):
     """A file named on the command line cannot be used."""
 
     exit_code: ClassVar[int] = 2
+
+
+MOST = 10**9
+"""Largest number that options for counts take."""
+
+LAST_SEED = 2**53 - 1
+"""Largest seed; a JSON reader keeps it exactly."""
+
+
+def finite(value: float | None) -> float | None:
+    """Return the value of an option. Raises typer.BadParameter for NaN and infinity.
+
+    Typer's own bounds accept NaN, and infinity where there is no upper one.
+    """
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
 
 
 Home = Annotated[Path | None, typer.Option("--home", metavar="DIR", help="Keep key, settings and state in DIR.")]
@@ -74,9 +92,10 @@ Monitor = Annotated[
     str | None,
     typer.Option("--monitor", metavar="NAME[,NAME]", help="Show the run in these tools, too: tensorboard, wandb."),
 ]
-Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", min=1, help="Leave after round N.")]
+Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", min=1, max=MOST, help="Leave after round N.")]
 Place = Annotated[
-    int | None, typer.Option("--place", metavar="N", min=0, help="This peer's shards of the data [from the key].")
+    int | None,
+    typer.Option("--place", metavar="N", min=0, max=MOST, help="This peer's shards of the data [from the key]."),
 ]
 Memory = Annotated[
     str | None,
@@ -84,9 +103,14 @@ Memory = Annotated[
         "--memory", metavar="SIZE", help="Memory for training; if the model does not fit, hold a stage of it."
     ),
 ]
-Stage = Annotated[int | None, typer.Option("--stage", metavar="N", min=0, help="Hold this stage of the model.")]
+Stage = Annotated[
+    int | None, typer.Option("--stage", metavar="N", min=0, max=MOST, help="Hold this stage of the model.")
+]
 Search = Annotated[
-    float, typer.Option("--search", metavar="SECONDS", min=0, help="Time to look for a peer before giving up.")
+    float,
+    typer.Option(
+        "--search", metavar="SECONDS", min=0, callback=finite, help="Time to look for a peer before giving up."
+    ),
 ]
 Lan = Annotated[bool, typer.Option("--lan", help="Use the local network as a directory of runs.")]
 Public = Annotated[bool, typer.Option("--public", help="Publish the run in the public directory.")]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
-from thinwire.node.cli.arguments import Debug, Home, InputError, Json, settings
+from thinwire.node.cli.arguments import MOST, Debug, Home, InputError, Json, finite, settings
 from thinwire.node.cli.completion import peers, runs
 from thinwire.node.daemon.options import seconds_of
 from thinwire.swarm.identity.errors import HintedError
@@ -86,7 +86,9 @@ def top(
 def logs(
     context: typer.Context,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines too, until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of lines to print, the last ones.")] = 50,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, max=MOST, help="Number of lines to print, the last ones.")
+    ] = 50,
     home: Home = None,
     debug: Debug = False,
 ) -> None:
@@ -149,9 +151,10 @@ def replay(
         str, typer.Argument(metavar="RUN", autocompletion=runs, help="The run, by its name or the start of its id.")
     ] = "",
     speed: Annotated[
-        float, typer.Option("--speed", metavar="X", min=0.001, help="Speed, as a multiple of the real one.")
+        float,
+        typer.Option("--speed", metavar="X", min=0.001, callback=finite, help="Speed, as a multiple of the real one."),
     ] = 60.0,
-    first: Annotated[int, typer.Option("--round", metavar="N", min=0, help="Begin with this round.")] = 0,
+    first: Annotated[int, typer.Option("--round", metavar="N", min=0, max=MOST, help="Begin with this round.")] = 0,
     page: Annotated[bool, typer.Option("--page", help="Serve it as a page instead of a screen.")] = False,
     port: Port = 7380,
     home: Home = None,

@@ -11,7 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from thinwire.node.cli.arguments import Debug, Device, Home, InputError, Json, Threads, settings
+from thinwire.node.cli.arguments import (
+    LAST_SEED,
+    MOST,
+    Debug,
+    Device,
+    Home,
+    InputError,
+    Json,
+    Threads,
+    finite,
+    settings,
+)
 from thinwire.node.cli.completion import runs
 
 if TYPE_CHECKING:
@@ -70,17 +81,26 @@ def generate(
     context: typer.Context,
     source: Source = "",
     prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="Text that the model continues.")] = "",
-    tokens: Annotated[int, typer.Option("--tokens", metavar="N", min=1, help="Number of tokens to write.")] = 200,
+    tokens: Annotated[
+        int, typer.Option("--tokens", metavar="N", min=1, max=MOST, help="Number of tokens to write.")
+    ] = 200,
     temperature: Annotated[
         float,
         typer.Option(
-            "--temperature", metavar="T", min=0.0, help="Temperature of draws; 0: always the most likely token."
+            "--temperature",
+            metavar="T",
+            min=0.0,
+            callback=finite,
+            help="Temperature of draws; 0: always the most likely token.",
         ),
     ] = 0.7,
     top_k: Annotated[
-        int, typer.Option("--top-k", metavar="N", min=0, help="Draw among the N most likely tokens; 0: all.")
+        int,
+        typer.Option("--top-k", metavar="N", min=0, max=MOST, help="Draw among the N most likely tokens; 0: all."),
     ] = 40,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The same seed draws the same text.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", min=0, max=LAST_SEED, help="The same seed draws the same text.")
+    ] = 0,
     homes: With = None,
     model: UserModel = None,
     device: Device = None,
@@ -125,6 +145,7 @@ def evaluate(
             "--samples",
             metavar="N",
             min=0,
+            max=MOST,
             help="Number of sequences to evaluate on, at most; 0: all [as the run does, 256 or fewer].",
         ),
     ] = None,

@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from thinwire.node.cli.arguments import CliSession, Debug, Home, InputError, Json, memory_bytes, settings
+from thinwire.node.cli.arguments import (
+    LAST_SEED,
+    MOST,
+    CliSession,
+    Debug,
+    Home,
+    InputError,
+    Json,
+    finite,
+    memory_bytes,
+    settings,
+)
 from thinwire.node.cli.completion import runs
 
 if TYPE_CHECKING:
@@ -29,7 +40,7 @@ def sim(
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="With new: the scenario to write.")] = None,
     seed: Annotated[
         int | None,
-        typer.Option("--seed", metavar="N", min=0, max=2**53 - 1, help="Seed of all draws [the scenario's]."),
+        typer.Option("--seed", metavar="N", min=0, max=LAST_SEED, help="Seed of all draws [the scenario's]."),
     ] = None,
     peers: Annotated[
         int | None,
@@ -37,7 +48,14 @@ def sim(
     ] = None,
     duration: Annotated[
         float | None,
-        typer.Option("--duration", metavar="SECONDS", min=1, max=1e7, help="Length of the scenario, in its own time."),
+        typer.Option(
+            "--duration",
+            metavar="SECONDS",
+            min=1,
+            max=1e7,
+            callback=finite,
+            help="Length of the scenario, in its own time.",
+        ),
     ] = None,
     faults: Annotated[
         Path | None, typer.Option("--faults", metavar="FILE", help="JSON list of faults, instead of the scenario's.")
@@ -86,18 +104,26 @@ def plan(
         int | None, typer.Option("--layers", metavar="N", min=1, max=1024, help="Layers of the model [the manifest's].")
     ] = None,
     width: Annotated[
-        int | None, typer.Option("--width", metavar="N", min=1, help="Width of the model [the manifest's].")
+        int | None,
+        typer.Option("--width", metavar="N", min=1, max=MOST, help="Width of the model [the manifest's]."),
     ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option("--tokens", metavar="N", min=1, help="Tokens of an inner step of a peer [the manifest's]."),
+        typer.Option(
+            "--tokens", metavar="N", min=1, max=MOST, help="Tokens of an inner step of a peer [the manifest's]."
+        ),
     ] = None,
     step: Annotated[
-        float | None, typer.Option("--step", metavar="SECONDS", min=1e-6, help="Duration of an inner step of a peer.")
+        float | None,
+        typer.Option(
+            "--step", metavar="SECONDS", min=1e-6, callback=finite, help="Duration of an inner step of a peer."
+        ),
     ] = None,
     speed: Annotated[
         float | None,
-        typer.Option("--speed", metavar="TFLOPS", min=1e-6, help="Speed of a peer, if --step is not known."),
+        typer.Option(
+            "--speed", metavar="TFLOPS", min=1e-6, callback=finite, help="Speed of a peer, if --step is not known."
+        ),
     ] = None,
     peers: Annotated[
         int | None,
@@ -109,7 +135,9 @@ def plan(
             "--link", metavar="[Nx]DOWN/UP[@STEP]", help="Links in Mbit/s, or dsl, fibre …; may be repeated [100/100]."
         ),
     ] = None,
-    rtt: Annotated[float, typer.Option("--rtt", metavar="MS", min=0, help="Round-trip time between two peers.")] = 50.0,
+    rtt: Annotated[
+        float, typer.Option("--rtt", metavar="MS", min=0, callback=finite, help="Round-trip time between two peers.")
+    ] = 50.0,
     every: Annotated[
         int | None,
         typer.Option("--every", metavar="H", min=1, max=2**20, help="Inner steps of a round [the manifest's]."),
@@ -131,7 +159,7 @@ def plan(
     ] = None,
     tries: Annotated[
         int | None,
-        typer.Option("--tries", metavar="N", min=1, max=10**9, help="With --pipeline: number of plans to try."),
+        typer.Option("--tries", metavar="N", min=1, max=MOST, help="With --pipeline: number of plans to try."),
     ] = None,
     outcome: Annotated[
         str,

@@ -51,9 +51,6 @@ def question(
     own step in seconds). line: such as "4x50/10", four peers behind one line. rtt: ms. memory: bytes; 0: not known. here:
     directory of the manifest, whose model is counted there. Raises PlanError, ManifestError.
     """
-    for flag, number in (("--step", step), ("--speed", speed), ("--rtt", rtt)):
-        if number is not None and not math.isfinite(number):
-            raise PlanError(f"{flag}: {number} is not a finite number", "write a smaller one, in digits")
     manifest = parse_manifest(toml, name) if toml else None
     assumed: list[str] = []
     settings = manifest or Manifest()

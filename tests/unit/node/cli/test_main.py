@@ -1,10 +1,13 @@
 import errno
 import importlib.util
+import inspect
 import json
 import os
 import subprocess
 import sys
 import types
+from importlib.metadata import entry_points
+from typing import get_args
 
 import msgspec
 import pytest
@@ -602,3 +605,34 @@ def test_command_whose_reader_closes_the_pipe_ends_quietly_like_unix_tools(home,
     )
     os.close(theirs)
     assert ended.returncode == 141 and not ended.stdout and not ended.stderr
+
+
+def numeric_options():
+    """Yield each option that takes a number: its command with all required arguments, its name, and the number's type."""
+    commands = [(one.name, one.callback) for one in main.app.registered_commands]
+    commands += [(entry.name, entry.load()) for entry in entry_points(group=main.ENTRY_POINTS)]
+    for command, function in commands:
+        parameters = [
+            one for one in inspect.signature(function, eval_str=True).parameters.values() if get_args(one.annotation)
+        ]
+        words = [command, *("x" for one in parameters if one.default is one.empty)]
+        for parameter in parameters:
+            kind, option = get_args(parameter.annotation)
+            if number := {int, float}.intersection({kind, *get_args(kind)}):
+                yield (
+                    words,
+                    next(one for one in (option.default, *option.param_decls) if one.startswith("--")),
+                    number.pop(),
+                )
+
+
+def test_no_option_takes_a_number_that_is_not_finite_or_far_too_large(capsys, daemon):
+    options = list(numeric_options())
+    assert {"--seed", "--search", "--threads", "--step"} <= {option for _, option, _ in options}
+    taken = []
+    for words, option, kind in options:
+        for value in ("nan", "inf", "-inf", "1e400", *((10**30, -(10**30)) if kind is int else ())):
+            code, out, err = outcome(capsys, *words, f"{option}={value}")
+            if code != 2 or out or len(err) != 2 or option not in err[0] or daemon.calls:
+                taken.append((*words, option, value, code, err))
+    assert not taken
