@@ -1,7 +1,7 @@
 """Sparse pseudo-gradients: the k largest values of every chunk. SparseLoCo, arXiv 2508.15706.
 
 Magnitudes are sent as one of two levels, indices as Rice-coded gaps (Golomb, IEEE IT 1966; Rice & Plaunt 1971).
-Payload, little-endian, bit streams least significant bit first, for each section of the layout (chunks.py) in order:
+Payload, little-endian, bit streams least significant bit first, for each section of the layout (parameter_chunks.py) in order:
 
     mode u8 (0 fixed12 | 1 rice | 2 dense fp16 | 3 empty), rice parameter b u8, lo f16, hi f16, unary_bits u32,
     unary stream (rice: gap >> b ones and a zero, each), low-bits stream (rice: the b low bits of each gap; fixed: each index
