@@ -6,9 +6,9 @@ A step on one peer, where the momentum δ is a flat float32 vector of the model:
     selected.scatter(δ, −1): δ ← δ − decoded   (`error_feedback.py`)
     G = mean of all payloads (`mean`);   step: θ ← θ − lr·(sign G + decay·θ)
 
-Every chunk (parameter_chunks.py) is transformed as a block (dct.py). A padded chunk is transformed whole, since its coefficients
-do not stop at its edges. Coefficients therefore have a separate layout, `spectrum`; within it, a payload is byte for
-byte that of `topk.Sparse`.
+Every chunk (parameter_chunks.py) is transformed as a block (dct.py). A padded chunk is transformed whole, since its
+coefficients do not stop at its edges. Coefficients therefore have a separate layout, `spectrum`; within it, a payload is
+byte for byte that of `topk.Sparse`.
 """
 
 from __future__ import annotations

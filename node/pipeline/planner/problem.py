@@ -75,20 +75,6 @@ class Problem:
         return sum(int(self.memory[peer]) for peer in self.stages[stage])
 
 
-def boundary_delays(
-    latency: NDArray[np.float64], bandwidth: NDArray[np.float64], nbytes: float, overhead: float = 0.35
-) -> NDArray[np.float64]:
-    """Return the seconds of a micro-batch's activations on each link, as in published instances.
-
-    They are latency + bytes/bandwidth + overhead. `latency` (peers, peers) in seconds; `bandwidth` (peers, peers) in
-    bytes per second; the diagonals do not matter. `nbytes` of fp32 activations are 4 * width * context * samples,
-    fewer with a codec. Raises ProblemError if a link carries nothing.
-    """
-    links = ~np.eye(len(latency), dtype=bool)
-    _need(bool((bandwidth[links] > 0).all()), "a link carries nothing", "bandwidth is bytes per second")
-    return np.where(links, latency + nbytes / np.where(links, bandwidth, 1.0) + overhead, 0.0)
-
-
 def _check(instance: Problem) -> None:
     """Raise ProblemError for an invalid problem."""
     count = len(instance.delays)
