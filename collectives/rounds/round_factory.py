@@ -77,7 +77,7 @@ class RoundFactory:
     - `topology` of a butterfly: "butterfly" (at the owners), "ring" (while they travel) or "hierarchy" (in sites first).
     - `site`: the network that we share with others. `pending_frames`: frames for next rounds, if other factories of this
       peer share them.
-    - `aside`: computes large results of chunks that we own. `kept`: unsent residuals of those of a sparse butterfly.
+    - `aside`: computes large results of chunks that we own. `owner_residuals`: residuals of those of a sparse butterfly.
     - `report_equivocation`, `banned`, `trial`: see Agreement. `opinions`, `paced`: see Round. `audited`: see Butterfly; in
       other planes without effect.
     """
@@ -100,7 +100,7 @@ class RoundFactory:
         topology: Topology = "butterfly",
         site: str = "",
         pending_frames: PendingFrames | None = None,
-        kept: OwnerResiduals | None = None,
+        owner_residuals: OwnerResiduals | None = None,
         aside: Work = at_once,
         slow_peers: Callable[[], Collection[PeerId]] = tuple,
         spans: Callable[[], tuple[Span, ...]] = tuple,
@@ -128,7 +128,7 @@ class RoundFactory:
         self._usual: dict[int, dict[int, float]] = {}
         self._pool = BufferPool()
         self._last: Callable[[], DataPlane | None] = lambda: None  # others decide how long its results stay in memory
-        self.kept, self._aside = OwnerResiduals() if kept is None else kept, aside
+        self.owner_residuals, self._aside = OwnerResiduals() if owner_residuals is None else owner_residuals, aside
         self.peer_backoff, self._audited = PeerBackoff(), audited
         self._met: dict[PeerId, bytes] = {}  # keys of members that proposals of the round in progress carry
         self._by_bandwidth = by_bandwidth
@@ -218,7 +218,9 @@ class RoundFactory:
         common |= dict(codec=self._codec, grid=grid)
         if self._collective == "sparse-butterfly":
             common |= dict(aside=self._aside, stirred=stirred)
-            return SparseShardedReduce(agreement, kept=self.kept, ownership_seed=self._run_id, **common)
+            return SparseShardedReduce(
+                agreement, owner_residuals=self.owner_residuals, ownership_seed=self._run_id, **common
+            )
         common |= dict(rule=self._rule, seed=seed, pool=self._pool)
         if self._topology == "hierarchy":
             return Hierarchy(agreement, groups=self._usual.setdefault(-1 - turn, {}), **common)

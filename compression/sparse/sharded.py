@@ -72,20 +72,20 @@ class Portions:
         return square(self.wide.decode(payload, layout(n, n, self.wide.chunk)))
 
     def thin(
-        self, payloads: Sequence[Buffer], weights: Sequence[float], kept: Floats | None, n: int
+        self, payloads: Sequence[Buffer], weights: Sequence[float], residual: Floats | None, n: int
     ) -> tuple[bytes, Floats]:
         """Return the payload of the mean of checked contributions to a run, and the new residual.
 
-            a = β kept + mean;  sent = the largest of a, quantised;  left = a − sent
+            a = β residual + mean;  sent = the largest of a, quantised;  left = a − sent
 
-        n: elements of the run. kept: the run's previous residual, or None. The mean is that of `average`. If a
+        n: elements of the run. residual: the run's previous residual, or None. The mean is that of `average`. If a
         has non-finite values, the payload and the new residual are empty (zeros).
         """
         chunks = layout(n, n, self.codec.chunk)
         given = [self.codec.decode(one, chunks) for one in payloads]
         left = sparsemean.flat(self.average(given, weights, chunks, self.denominator), chunks)
-        if kept is not None:
-            left += np.float32(self.beta) * kept
+        if residual is not None:
+            left += np.float32(self.beta) * residual
         try:
             sent = self.wide.select(left, chunks)
         except CodecError:

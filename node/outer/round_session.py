@@ -306,10 +306,10 @@ class RoundSession(ReplicaSession):
 
     def _report_lost_residuals(self) -> None:
         """Report lost owner residuals: other peers own their chunks, or the state was replaced."""
-        kept = self.factory.kept
-        chunks, square = kept.lost
+        residuals = self.factory.owner_residuals
+        chunks, square = residuals.lost
         if chunks:
-            kept.lost = 0, 0.0
+            residuals.lost = 0, 0.0
             self.report("given up", f"residuals of {chunks} chunks, norm {square**0.5:.3g}")
 
     def leave(self) -> None:

@@ -65,7 +65,7 @@ class RoundStarter:
             topology=exchange.topology,
             site=presence.site,
             pending_frames=pending_frames,
-            kept=replica.kept,
+            owner_residuals=replica.owner_residuals,
             aside=presence.aside,
             slow_peers=tuple if watch is None else watch.slow,
             spans=presence.spans,

@@ -72,7 +72,7 @@ class Replica(SharedState):
     """True if a round takes the peers that are ready, while the others continue to train and follow it."""
     error_feedback: ClassVar[bool] = False
     """True if parts of earlier contributions that were not sent are stored and sent later."""
-    kept: OwnerResiduals | None = None
+    owner_residuals: OwnerResiduals | None = None
     """Residuals of sums that this peer owns, where the method has them."""
 
     codec: Any

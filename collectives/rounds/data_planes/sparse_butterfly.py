@@ -68,7 +68,7 @@ class ShardedSparseCodec(Protocol):
         ...
 
     def thin(
-        self, payloads: Sequence[Buffer], weights: Sequence[float], kept: Floats | None, n: int
+        self, payloads: Sequence[Buffer], weights: Sequence[float], residual: Floats | None, n: int
     ) -> tuple[bytes, Floats]:
         """Return the result of checked contributions to n elements and the residual, and the new residual."""
         ...
@@ -179,7 +179,8 @@ class OwnerResiduals:
 class SparseShardedReduce(OwnerDependentButterfly):
     """Data plane of a sparse butterfly.
 
-    kept: residuals, stored by the caller. The other arguments are those of Butterfly; all results are computed by `aside`.
+    owner_residuals: residuals of the chunks that we own, stored by the caller. The other arguments are those of Butterfly;
+    all results are computed by `aside`.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class SparseShardedReduce(OwnerDependentButterfly):
         *,
         codec: ShardedSparseCodec,
         grid: Grid,
-        kept: OwnerResiduals,
+        owner_residuals: OwnerResiduals,
         ownership_seed: bytes,
         **sharded: Any,
     ) -> None:
@@ -200,7 +201,7 @@ class SparseShardedReduce(OwnerDependentButterfly):
             seed=ownership_seed,
             **sharded,
         )
-        self._codec, self._kept = codec, kept
+        self._codec, self._residuals = codec, owner_residuals
         self._rests: dict[int, dict[Digest, Floats]] = {}
 
     def _check_result(self, chunk: Buffer, index: int) -> None:
@@ -230,7 +231,7 @@ class SparseShardedReduce(OwnerDependentButterfly):
     def _compute(self, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
         """Queue the computation of a result of ours."""
         size = self.grid.size(index)
-        make = partial(self._codec.thin, payloads, weights, self._kept.of(index), size)
+        make = partial(self._codec.thin, payloads, weights, self._residuals.of(index), size)
         self._owned.compute(index, make, self._on_computed)
 
     def _on_computed(self, index: int, made: tuple[Buffer, Any]) -> None:
@@ -245,7 +246,7 @@ class SparseShardedReduce(OwnerDependentButterfly):
         """Free the round's data. Residuals change when the round is applied."""
         super().settle()
         found = ((index, made.get(self.results.hashes((index,)))) for index, made in self._rests.items())
-        self._kept.prepare(self.round, {index: rest for index, rest in found if rest is not None}, self._others())
+        self._residuals.prepare(self.round, {index: rest for index, rest in found if rest is not None}, self._others())
         self._rests = {}
 
     def _others(self) -> Collection[int]:

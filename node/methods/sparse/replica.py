@@ -56,12 +56,12 @@ def chunks_of(layout: Layout, chunk: int = 4096) -> Chunks:
 
 
 class SparseReplica(Replica):
-    """Replica of SparseLoCo. `feedback` holds e, `kept` the residuals of owned chunks. Made by `begin`."""
+    """Replica of SparseLoCo. `feedback` holds e, `owner_residuals` those of owned chunks. Made by `begin`."""
 
     vectors: ClassVar[int] = 1
     error_feedback: ClassVar[bool] = True
     feedback: ErrorFeedback
-    kept: OwnerResiduals
+    owner_residuals: OwnerResiduals
     sent: dict[int, Choice]
     """Announcements of the round in progress by attempt: the record may name any of them."""
     codec: SparseCodec
@@ -80,7 +80,7 @@ class SparseReplica(Replica):
         self.sent = {}
         rule = self.outer.residual
         self.feedback = ErrorFeedback(self.codec.codec, self.codec.chunks, rule.decay, rule.on_exclusion)
-        self.kept = OwnerResiduals()
+        self.owner_residuals = OwnerResiduals()
         # What comes from owners is aggregated already.
         whole = manifest.exchange.collective == "sparse-butterfly"
         self.average = sparsemean.means if whole else sparse_rule(manifest.exchange.rule)
@@ -159,7 +159,7 @@ class SparseReplica(Replica):
         if self.feedback.pending:
             self.feedback.commit(excluded=sent is None, sent=sent)
         self._move(*contributions)  # after the residual: the pseudo-gradient is measured from theta
-        self.kept.commit(self.round + 1)
+        self.owner_residuals.commit(self.round + 1)
         return True
 
     def _buffers_of(self, results: Sequence[Buffer], proposal: Proposal) -> Floats:
@@ -179,7 +179,7 @@ class SparseReplica(Replica):
         self.sent = {}
         if fetched.offer.digest != self.digest:
             self.feedback.clear()
-            self.kept.clear()
+            self.owner_residuals.clear()
         return super().install(fetched)
 
     def twin(self, *, private: bool = False) -> Self:
@@ -206,7 +206,7 @@ class SparseReplica(Replica):
     def private_state(self, layout: Layout) -> dict[str, Array]:
         """Return the residuals of the contributions and of the owned chunks."""
         own = {f"residual/{name}": tensor for name, tensor in layout.split(self.feedback.residual).items()}
-        return own | {f"{_OWNER_RESIDUAL}{index}": rest for index, rest in self.kept.all().items()}
+        return own | {f"{_OWNER_RESIDUAL}{index}": rest for index, rest in self.owner_residuals.all().items()}
 
     def load_private(self, tensors: Tensors, layout: Layout) -> str:
         """Load the residuals; return a remark about owner residuals that do not fit."""
@@ -219,8 +219,8 @@ class SparseReplica(Replica):
             name.removeprefix("residual/"): one for name, one in tensors.items() if not name.startswith(_OWNER_RESIDUAL)
         }
         self.feedback.load(layout.flat(own))
-        lost = self.kept.load(rests, self.codec.grid(layout.total), self.round)
-        return f"of {len(rests)} sums that were kept here {lost} do not fit, and are dropped" if lost else ""
+        lost = self.owner_residuals.load(rests, self.codec.grid(layout.total), self.round)
+        return f"of {len(rests)} sums that were stored here {lost} do not fit, and are dropped" if lost else ""
 
 
 class DemoReplica(SparseReplica):

@@ -128,6 +128,6 @@ class RunCodec(SparseCodec):
         return self.portions.check_sum(payload, n)
 
     def thin(
-        self, payloads: Sequence[Buffer], weights: Sequence[float], kept: Floats | None, n: int
+        self, payloads: Sequence[Buffer], weights: Sequence[float], residual: Floats | None, n: int
     ) -> tuple[bytes, Floats]:
-        return self.portions.thin(payloads, weights, kept, n)
+        return self.portions.thin(payloads, weights, residual, n)

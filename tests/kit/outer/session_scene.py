@@ -88,7 +88,7 @@ class Scene:
         codec='"fp32"',
         method="diloco",
         sequence=5_000,
-        kept=None,
+        owner_residuals=None,
         watch=None,
         fragment=0,
         pending_frames=None,
@@ -100,8 +100,8 @@ class Scene:
         codec = method.codec(manifest, LAYOUT)
         cut = method.cut(manifest, LAYOUT, codec)
         self.replica = method.replica.begin(manifest, LAYOUT, codec, cut, np.zeros(100, np.float32), members)
-        if kept is not None:
-            self.replica.kept = kept
+        if owner_residuals is not None:
+            self.replica.owner_residuals = owner_residuals
         peers = SimpleNamespace(
             banned=(),
             record_of=lambda peer: None if peer in unknown else SimpleNamespace(public_key=KEYS[peer].public_key),

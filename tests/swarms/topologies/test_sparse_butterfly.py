@@ -45,14 +45,14 @@ def kept(s, indices=None):
 
 def rests(node):
     """Return the residuals of one owner by chunk."""
-    return {chunk: rest.copy() for chunk, rest in node.replica.kept.all().items()}
+    return {chunk: rest.copy() for chunk, rest in node.replica.owner_residuals.all().items()}
 
 
 def holders(s, indices):
     """Return for each chunk the owners with a residual."""
     indices = list(indices)
     count = len(s.nodes[indices[0]].session.grid)
-    return [[i for i in indices if s.nodes[i].replica.kept.of(chunk) is not None] for chunk in range(count)]
+    return [[i for i in indices if s.nodes[i].replica.owner_residuals.of(chunk) is not None] for chunk in range(count)]
 
 
 def expected(s, rounds):

@@ -169,13 +169,13 @@ def test_digest_is_computed_after_a_change_unless_the_caller_does_it():
 
 
 def test_lost_owner_residuals_are_reported_once():
-    kept = OwnerResiduals()
-    kept.lost = 3, 4.0
-    scene = Scene(kept=kept)
+    residuals = OwnerResiduals()
+    residuals.lost = 3, 4.0
+    scene = Scene(owner_residuals=residuals)
     scene.session.advance()
     scene.session.advance()
     reports = [fields["detail"] for name, fields in scene.events if name == "given up"]
-    assert reports == ["residuals of 3 chunks, norm 2"] and kept.lost == (0, 0.0)
+    assert reports == ["residuals of 3 chunks, norm 2"] and residuals.lost == (0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ OWNED = '[exchange]\ncodec = "topk(k=16,chunk=256)|2bit|rice"\ncollective = "spa
 def owner(rests):
     """Return a replica after a round that has left these residuals of owned sums."""
     replica, cut = made(OWNED)
-    replica.kept.prepare(1, rests)
+    replica.owner_residuals.prepare(1, rests)
     commit_sums(replica, cut)
     return replica, cut
 
@@ -292,9 +292,9 @@ def test_owner_residual_survives_in_checkpoint(tmp_path):
     assert asyncio.run(keep(tmp_path, said).restore(other, LAYOUT, at_once)) is None
     assert other.digest == replica.digest and [kind for kind, _ in said] == ["restored"]
     np.testing.assert_array_equal(other.feedback.residual, replica.feedback.residual)
-    assert other.kept.all().keys() == rests.keys()
+    assert other.owner_residuals.all().keys() == rests.keys()
     for index, rest in rests.items():
-        np.testing.assert_array_equal(other.kept.of(index), rest)
+        np.testing.assert_array_equal(other.owner_residuals.of(index), rest)
 
 
 def test_misfit_owner_residual_is_dropped_and_reported(tmp_path):
@@ -305,18 +305,18 @@ def test_misfit_owner_residual_is_dropped_and_reported(tmp_path):
     other, _ = made(OWNED)
     asyncio.run(keep(tmp_path, said).restore(other, LAYOUT, at_once))
     assert [kind for kind, _ in said] == ["restored", "checkpoint"] and "of 2 sums" in said[1][1]["detail"]
-    assert list(other.kept.all()) == [0] and other.feedback.residual.any()
+    assert list(other.owner_residuals.all()) == [0] and other.feedback.residual.any()
     own = replica.private_state(LAYOUT)
     with pytest.raises(ValueError, match="nonsense"):
         other.load_private(own | {"kept/nonsense": np.ones(7, np.float32)}, LAYOUT)
-    assert list(other.kept.all()) == [0]
+    assert list(other.owner_residuals.all()) == [0]
 
 
 def test_checkpoint_without_owner_residual_is_accepted():
     replica, cut = owner({0: np.ones(256, np.float32)})
     old = {name: one for name, one in replica.private_state(LAYOUT).items() if name.startswith("residual/")}
     other, _ = made(OWNED)
-    assert other.load_private(old, LAYOUT) == "" and not other.kept.all()
+    assert other.load_private(old, LAYOUT) == "" and not other.owner_residuals.all()
     np.testing.assert_array_equal(other.feedback.residual, replica.feedback.residual)
 
 
@@ -325,11 +325,11 @@ def test_fetched_state_drops_owner_residual_unless_equal():
     hashes = tuple(replica.hashes)
     same = StateOffer(replica.round, replica.digest, LAYOUT.digest, replica.state.nbytes, replica.members)
     replica.install(FetchedState(same, hashes, {}, ()))
-    assert list(replica.kept.all()) == [0] and replica.kept.lost == (0, 0.0)
+    assert list(replica.owner_residuals.all()) == [0] and replica.owner_residuals.lost == (0, 0.0)
     digest = state_digest(2, LAYOUT.digest, replica.members, hashes)
     offer = StateOffer(2, digest, LAYOUT.digest, replica.state.nbytes, replica.members)
     replica.install(FetchedState(offer, hashes, {}, ()))
-    assert not replica.kept.all() and replica.kept.lost == (1, 1024.0)
+    assert not replica.owner_residuals.all() and replica.owner_residuals.lost == (1, 1024.0)
 
 
 def test_sparse_payloads_are_cut_and_joined():
