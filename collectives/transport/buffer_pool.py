@@ -32,7 +32,7 @@ class BufferPool:
 
     @property
     def spare(self) -> int:
-        """Bytes that are kept for later borrowers."""
+        """Bytes that are stored for later borrowers."""
         return self._spare
 
     def take(self, size: int) -> NDArray[np.uint8]:

@@ -19,9 +19,9 @@ MUTUAL = (Route, Activation, Passed, StateChunk)
 class FrameLimits:
     """Numbers of small frames that a peer may send, see FrameLimit.
 
-    They are those at once, a second, for each of our rounds, and for each frame that we send to it in work for each other
-    (MUTUAL). `pause`: seconds for which its link is then not read. `small`: bytes of payload from which on a bulk frame is not
-    small.
+    `burst`: at once. `rate`: per second. `round`: for each announcement of ours. `answers`: for each frame of MUTUAL that we
+    send to it. `pause`: seconds for which the link of a peer that has sent more is not read. `small`: a bulk frame with as many
+    bytes of payload, or more, is not small.
     """
 
     burst: int = 1024
@@ -43,14 +43,14 @@ class FrameLimit:
     def __init__(self, limits: FrameLimits) -> None:
         self.limits = limits
         self.pauses: Counter[PeerId] = Counter()
-        """Number of such pauses of each peer."""
+        """Number of times that each peer was not read for a while."""
         self._buckets = TokenBuckets(limits.burst, limits.rate)
         self._ahead = 0.0
         """Seconds for which the buckets have been filled in advance."""
         self._announced: dict[tuple[int, int, int, bytes], None] = {}
 
     def admits(self, peer: PeerId, now: float, *, payload: int = 0) -> bool:
-        """Count a frame that has come; return False if it is one too many.
+        """Count a received frame; return False if it is one too many.
 
         `payload`: its bytes of payload if it is bulk.
         """

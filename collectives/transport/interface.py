@@ -60,9 +60,8 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 class Loan:
     """Circuits and bytes that the owner of a machine lends to others.
 
-    They are the settings `relay`, `relay_circuits` and `relay_limit`.
-
-    `willing`: False lends nothing. `circuits`: at one time. `daily`: bytes a day, each counted once; 0: no limit.
+    They are the settings `relay`, `relay_circuits` and `relay_limit`. `willing`: False lends nothing. `circuits`: at one time.
+    `daily`: bytes a day, each counted once; 0: no limit.
     """
 
     willing: bool = True
@@ -132,12 +131,10 @@ class Transport(Protocol):
     async def send(self, to: PeerId, frame: Frame) -> bool:
         """Hand a frame to the link to `to`.
 
-        Return True if the link took it, False if the peer is unknown or unreachable.
-
-        If the peer's machine refuses the connection, `recv` also yields an Arrival with the reason REFUSED.
-
-        Waits while the link's buffer is full (back-pressure), so the transport bounds the memory in flight, not its
-        users. Control frames never wait behind bulk data. The caller may reuse the payload once this returns.
+        Return True if the link took it, False if the peer is unknown or unreachable. If the peer's machine refuses the
+        connection, `recv` also returns an Arrival with the reason REFUSED. Waits while the link's buffer is full
+        (back-pressure), so that callers need not bound the memory in flight. Control frames never wait behind bulk data. The
+        caller may reuse the payload once this returns.
         """
         ...
 
@@ -189,7 +186,7 @@ class Transport(Protocol):
         """
         ...
 
-    def came(self, peer: PeerId) -> int:
+    def bulk_received(self, peer: PeerId) -> int:
         """Return the bulk bytes received over the link to a peer, including those of incomplete frames."""
         ...
 
@@ -206,7 +203,7 @@ class Transport(Protocol):
         ...
 
     def leave_relay(self, relay: PeerId) -> None:
-        """End the links that a peer relays, because it is dead. `recv` yields each loss."""
+        """End the links that a peer relays, because it is dead. `recv` returns each loss."""
         ...
 
     def no_sharing(self) -> str:

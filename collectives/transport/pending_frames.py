@@ -15,9 +15,8 @@ from thinwire.swarm.messages.registry import PeerId
 class PendingFrames:
     """Buffer of at most `total` frames, `each` per sender.
 
-    Their payloads have at most `nbytes` bytes altogether (None: unlimited).
-
-    When it is full, the sender with the most in it loses its last frame.
+    Their payloads have at most `nbytes` bytes altogether (None: unlimited). When it is full, the sender with the most in it
+    loses its last frame.
     """
 
     def __init__(self, total: int, each: int, nbytes: int | None = None) -> None:

@@ -134,9 +134,8 @@ class DirectSocket:
 def hold_back(sock: socket.socket) -> None:
     """Let the kernel buffer little more than it is about to send (Linux, TCP_NOTSENT_LOWAT).
 
-    Elsewhere do nothing.
-
-    Data that waits with us goes to whichever stream makes progress, can be overtaken, and can be withdrawn.
+    Data that waits in this process goes to the first stream that makes progress, can be overtaken, and can be withdrawn. On
+    other systems do nothing.
     """
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 112)

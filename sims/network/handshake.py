@@ -160,7 +160,7 @@ class Handshakes:
         except RecordError as error:
             return Refuse("unreachable", str(error))
         if record.transport_key != contact.transport_key or record.peer_id in own.banned:
-            return Refuse("unreachable", f"{contact.address} is not who was expected")
+            return Refuse("unreachable", f"{contact.address} is another peer than expected")
         broken = (
             not all(connection.up for connection in circuit)
             if circuit is not None
@@ -190,7 +190,7 @@ class Handshakes:
         """Answer the request of an unknown peer for admission."""
         own = self._own
         if hello.version != VERSION:
-            return Refuse("version", f"we speak version {VERSION}, you speak {hello.version}")
+            return Refuse("version", f"we use version {VERSION}, you use {hello.version}")
         if hello.run_id != own.run_id:
             return Refuse("run", "we are another run")
         try:

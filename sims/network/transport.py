@@ -199,7 +199,7 @@ class SimTransport:
     def pauses(self) -> Mapping[PeerId, int]:
         return dict(self._frame_limit.pauses)
 
-    def came(self, peer: PeerId) -> int:
+    def bulk_received(self, peer: PeerId) -> int:
         link = self.links.get(peer)
         if link is None:
             return 0

@@ -21,8 +21,8 @@ A name server that does not answer holds a thread for up to 30 s.
 WAITING = 32
 """Names that wait for their turn; further ones fail at once."""
 
-KEPT, SECONDS, BRIEFLY = 256, 60.0, 5.0
-"""Number of answers that are kept, their time, and that of a failure that may end soon."""
+STORED, SECONDS, BRIEFLY = 256, 60.0, 5.0
+"""Number of stored answers, and seconds for which an answer, and a temporary failure, is valid."""
 
 Made = TypeVar("Made", bound=asyncio.BaseProtocol)
 
@@ -34,7 +34,7 @@ class NameResolver:
 
     The event loop has four threads for names, and uses them for numeric addresses, too: a stranger whose record names a
     server that never answers would stop all dials and new ports. So the event loop gets numeric addresses only. A thread
-    cannot be stopped; it counts until its look-up ends, also if the dial is over, and its answer is kept for the next one.
+    cannot be stopped; it counts until its look-up ends, also if the dial is over, and its answer is stored for the next one.
     look_up: as socket.getaddrinfo.
     """
 
@@ -92,7 +92,7 @@ class NameResolver:
         soon = isinstance(found, OSError) and found.errno in (None, socket.EAI_AGAIN)
         self._known[host] = loop.time() + (BRIEFLY if soon else SECONDS), found
         self._known.move_to_end(host)
-        while len(self._known) > KEPT:
+        while len(self._known) > STORED:
             self._known.popitem(last=False)
         return found
 

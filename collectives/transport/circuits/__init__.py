@@ -1,4 +1,1 @@
-"""TCP connections between two peers that a third one splices.
-
-The third has a link to both, and they cannot reach each other.
-"""
+"""TCP connections between two peers that cannot reach each other, spliced by a third one."""

@@ -27,7 +27,7 @@ GATE = 0
 """Port that stands for the gate, whatever its number."""
 
 TRANSIENT = ("unreachable", "refused", "busy")
-"""Codes of a Refuse after which another way to the peer may lead to a link."""
+"""Codes of a Refuse after which another route to the peer may lead to a link."""
 
 Factory: TypeAlias = "Callable[[], asyncio.BaseProtocol]"
 
@@ -39,7 +39,7 @@ Raises OSError. See `ticket.enter`."""
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A way to open TCP connections to a peer: `open(factory, port)` raises OSError.
+    """Route of TCP connections to a peer: `open(factory, port)` opens one, or raises OSError.
 
     `gate`: address of the peer's gate, "" if it is not dialled there. `relay`: the peer that splices; b"": none.
     """
@@ -92,7 +92,7 @@ class Circuits:
     ) -> None:
         self.links: Mapping[PeerId, Neighbour] = {}
         self.lanes: dict[int, Callable[[PeerId], asyncio.BaseProtocol]] = {}
-        self.relay = Relay(limits, loan, rate_limit, self._direct, self._tell, draw)
+        self.relay = Relay(limits, loan, rate_limit, self._direct, self._send_later, draw)
         self._own, self._limits, self._enter = own, limits, enter
         self._numbers = count(1)
         self._asked: dict[int, tuple[PeerId, asyncio.Future[Circuit]]] = {}
@@ -130,7 +130,7 @@ class Circuits:
                 answer = await directly()
         refused = isinstance(answer, Refuse) and answer.code == "refused"
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._limits.search):  # Until then nothing reports that a dead peer is lost.
+            async with asyncio.timeout(self._limits.search):  # A dead peer is not reported as lost before that.
                 for relay in self.relays(peer):
                     if isinstance(answer, Welcome) or answer.code not in TRANSIENT or peer in self.links:
                         break
@@ -191,7 +191,7 @@ class Circuits:
         except OSError:
             pass  # the other side notices that the circuit does not open
 
-    def _tell(self, peer: PeerId, message: Message) -> None:
+    def _send_later(self, peer: PeerId, message: Message) -> None:
         if (link := self.links.get(peer)) is not None:
             self._start(self._answers, self._send(link, message))
 

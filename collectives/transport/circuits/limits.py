@@ -9,10 +9,10 @@ DAY = 86_400.0
 
 
 class Allowance:
-    """Bytes that may still be relayed: those of a day, of which an equal part comes back each second.
+    """Bytes that may still be relayed: at most `daily`, and each second adds an equal part of them.
 
-    Once they are used up, none may be relayed until those of an hour are there again: a circuit that ends after a
-    second is of no use. `daily`: bytes a day; 0: no limit. Times are seconds of one monotonic clock.
+    Once they are used up, none may be relayed until there are enough for an hour: a circuit that ends after a second is
+    useless. `daily`: bytes a day; 0: no limit. Times are seconds of one monotonic clock.
     """
 
     def __init__(self, daily: int, now: float) -> None:

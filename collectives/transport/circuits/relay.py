@@ -24,7 +24,7 @@ class Relay:
     """Circuits through this peer.
 
     `carried`: bytes passed on since the start; `refused` counts refusals by reason. `linked`: peers with a direct link,
-    which alone may ask and be asked for; `tell(peer, message)` sends over that link; `draw(count)` returns random bytes.
+    which alone may ask and be asked for; `send(peer, message)` sends over that link; `draw(count)` returns random bytes.
     """
 
     def __init__(
@@ -33,13 +33,13 @@ class Relay:
         loan: Loan,
         rate_limit: RateLimit,
         linked: Callable[[], Collection[PeerId]],
-        tell: Callable[[PeerId, Message], None],
+        send: Callable[[PeerId, Message], None],
         draw: Callable[[int], bytes],
     ) -> None:
         self.loan = loan
         self.carried = 0
         self.refused: Counter[str] = Counter()
-        self._limits, self._rate_limit, self._linked, self._tell, self._draw = limits, rate_limit, linked, tell, draw
+        self._limits, self._rate_limit, self._linked, self._send, self._draw = limits, rate_limit, linked, send, draw
         self._waiting: dict[bytes, Splice] = {}
         self._circuits: dict[Splice, None] = {}  # in order of their grants
         self._active: dict[Pair, float] = {}
@@ -51,15 +51,15 @@ class Relay:
         return len(self._circuits)
 
     def answer(self, asker: PeerId, question: CircuitAsk) -> None:
-        """Grant or refuse a circuit; if granted, tell the other end about it, too."""
+        """Grant or refuse a circuit; if granted, invite the other end, too."""
         pair = frozenset((asker, question.peer))
         if obstacle := self._obstacle(asker, pair):
             self.refused[obstacle] += 1
-            self._tell(asker, Circuit(question.number, question.peer, question.port, None, obstacle))
+            self._send(asker, Circuit(question.number, question.peer, question.port, None, obstacle))
             return
         token = self._grant(asker, pair)
-        self._tell(question.peer, Circuit(0, asker, question.port, token, ""))
-        self._tell(asker, Circuit(question.number, question.peer, question.port, token, ""))
+        self._send(question.peer, Circuit(0, asker, question.port, token, ""))
+        self._send(asker, Circuit(question.number, question.peer, question.port, token, ""))
 
     @property
     def left(self) -> int | None:

@@ -38,7 +38,7 @@ class Splice:
         self.rate_limit = rate_limit
         self.ends: list[End] = []
         self.over = False
-        self._moved, self._tell_ended = moved, ended
+        self._moved, self._report_end = moved, ended
 
     def end(self) -> End:
         """Return the protocol of the next end. Call at most twice."""
@@ -74,7 +74,7 @@ class Splice:
         """Report the end of the circuit; data that was read may still leave."""
         if not self.over:
             self.over = True
-            self._tell_ended(self)
+            self._report_end(self)
 
 
 class End(asyncio.BufferedProtocol):
@@ -98,7 +98,7 @@ class End(asyncio.BufferedProtocol):
             self.splice.made()
 
     def start(self) -> None:
-        """Tell the peer that it may speak, and read it."""
+        """Send OPEN, with which the other side begins to send, and read its data."""
         assert self.transport is not None
         self._buffer = memoryview(bytearray(PIECE))
         self.transport.write(OPEN)
@@ -108,7 +108,7 @@ class End(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, count: int) -> None:
-        data = bytes(self._buffer[:count])  # the other transport may keep what it gets
+        data = bytes(self._buffer[:count])  # copied, because the other transport may hold it longer than this call
         if not self.splice.rate_limit.rate:
             self._pass(data)
             return

@@ -27,7 +27,7 @@ STEP_BYTES, STEP_SECONDS = 1 << 14, 0.01
 SHORTEST = 0.02
 """Shortest stretch, in seconds, that counts as a measurement."""
 
-LOOKS = 1024
+MAX_SAMPLES = 1024
 """Most samples to store; beyond that every second one is dropped."""
 
 RISE, FALL = 0.5, 0.2
@@ -42,33 +42,33 @@ class Bandwidth:
 
     def __init__(self) -> None:
         self.up = self.down = 0
-        self._looks: list[tuple[float, int, int]] = []
+        self._samples: list[tuple[float, int, int]] = []
         self._base = (0, 0)
         self._quiet: tuple[float, int, int] | None = None
         self._at = float("-inf")
 
     @property
     def samples(self) -> int:
-        """Number of stored samples, at most LOOKS."""
-        return len(self._looks)
+        """Number of stored samples, at most MAX_SAMPLES."""
+        return len(self._samples)
 
     def due(self, now: float) -> bool:
         """Return whether it is time for another sample."""
         return now >= self._at + STEP_SECONDS
 
-    def look(self, up: int, down: int, now: float) -> None:
-        """Record a sample: total bytes sent and received since the start."""
+    def add_sample(self, up: int, down: int, now: float) -> None:
+        """Add a sample: total bytes sent and received since the start."""
         self._at = now
-        _, last_up, last_down = self._looks[-1] if self._looks else (now, *self._base)
+        _, last_up, last_down = self._samples[-1] if self._samples else (now, *self._base)
         if up - last_up + down - last_down < STEP_BYTES:
             self._quiet = (now, up, down)
             return
         if self._quiet is not None:
-            self._looks.append(self._quiet)
+            self._samples.append(self._quiet)
             self._quiet = None
-        self._looks.append((now, up, down))
-        if len(self._looks) > LOOKS:
-            del self._looks[1:-1:2]
+        self._samples.append((now, up, down))
+        if len(self._samples) > MAX_SAMPLES:
+            del self._samples[1:-1:2]
 
     def known(self) -> tuple[int, int]:
         """Return the estimates (up, down) in bytes/s that were announced last."""
@@ -77,18 +77,18 @@ class Bandwidth:
     def uplink(self) -> int:
         """Return the uplink in bytes/s: the estimate, else what the round in progress shows; 0 if unknown."""
         return self.up or _follow(
-            0, densest([at for at, _, _ in self._looks], [up for _, up, _ in self._looks], self._base[0])
+            0, densest([at for at, _, _ in self._samples], [up for _, up, _ in self._samples], self._base[0])
         )
 
     def settle(self) -> tuple[int, int]:
         """End a round: return (up, down) in bytes/s to announce. Later samples count for the next round."""
-        times = [now for now, _, _ in self._looks]
-        ups, downs = [up for _, up, _ in self._looks], [down for _, _, down in self._looks]
+        times = [now for now, _, _ in self._samples]
+        ups, downs = [up for _, up, _ in self._samples], [down for _, _, down in self._samples]
         self.up = _follow(self.up, densest(times, ups, self._base[0]))
         self.down = _follow(self.down, densest(times, downs, self._base[1]))
-        if self._looks:
-            self._base = self._looks[-1][1:]
-            self._looks.clear()
+        if self._samples:
+            self._base = self._samples[-1][1:]
+            self._samples.clear()
         return self.known()
 
 
@@ -104,9 +104,7 @@ def _follow(known: int, found: float) -> int:
 def densest(times: Sequence[float], moved: Sequence[int], base: int) -> float:
     """Return bytes/s of the densest stretch with 1/PART of all bytes.
 
-    Returns 0.0 if there is none or it is too short.
-
-    `moved` holds running totals that start at `base`.
+    `moved` holds running totals that start at `base`. Returns 0.0 if there is no stretch, or it is too short.
     """
     if not moved or moved[-1] - base < LEAST:
         return 0.0

@@ -13,7 +13,7 @@ ROUND_DATA = (Chunk, Partial, Result, Subtotal)
 
 
 def of_round(round: int, fragment: int) -> Callable[[Frame], bool]:
-    """Return a function that tells whether a frame is data of this round."""
+    """Return a function that returns True for a frame with data of this round."""
 
     def matches(frame: Frame) -> bool:
         message = frame.message
@@ -31,7 +31,7 @@ class _Outflow:
     pending: dict[PeerId, int | None] = field(default_factory=dict)
     """For each receiver that may lack some of it: the bulk bytes of the link with which all has arrived.
 
-    None: part of it was not handed to the transport at the last look.
+    None: part of it was not handed to the transport when that was checked last.
     """
     last_sent: float = 0.0
 

@@ -2,8 +2,8 @@
 
 State waits while rounds have frames to send, to any peer, and has 1/PART of the uplink at other times, too: a round that
 begins finds at most one frame of state before its own. Usually it finds none, because state is sent while this peer trains,
-if there is time before its next contribution according to the last round. But 1/PART of the bytes is state, so that a
-joiner makes progress in a swarm that always exchanges. And state does not wait for frames that do not move: a peer that
+if there is time before its next contribution according to the last round. But at least 1/PART of the bytes is state, so that
+a joiner makes progress in a swarm that always exchanges. And state does not wait for frames that make no progress: a peer that
 takes no data delays no other peer.
 """
 
@@ -45,19 +45,19 @@ class SendPriority:
         """Readers without pauses."""
         self._handed, self._uplink = handed, uplink
         self._free = 0.0  # time from which a frame of state may be sent
-        self._gone = self._mark = 0  # bytes of rounds sent, now and when a frame of state last had its turn
+        self._sent = self._mark = 0  # bytes of rounds sent, now and when a frame of state last had its turn
         self._waits = 0  # queues that wait for their turn
-        self._rested: float | None = None  # time when training began, while it continues
-        self._usual = 0.0  # seconds that it took last time
-        self._quiet: float | None = None  # time at which our next contribution is expected, or was sent
-        self._took, self._last = 0.0, 0.0
-        self._stuck = -1  # value of `_gone` when sending got stuck
+        self._training_since: float | None = None  # time when training began, while it continues
+        self._usual = 0.0  # seconds of the last training
+        self._contribution_at: float | None = None  # time at which our next contribution is expected, or was sent
+        self._took, self._last = 0.0, 0.0  # seconds of the last round frame, and when it was handed over
+        self._stuck = -1  # value of `_sent` when sending got stuck
         self._change = asyncio.Event()
 
     def add(self, count: int = 1) -> None:
         """Count more waiting frames of rounds."""
         if not self.urgent and count:
-            self._mark, self._last = self._gone, asyncio.get_running_loop().time()
+            self._mark, self._last = self._sent, asyncio.get_running_loop().time()
         self.urgent += count
         self._change.set()
 
@@ -65,7 +65,7 @@ class SendPriority:
         """Note that a frame with a payload of `nbytes` bytes was handed to the transport."""
         if urgent:
             self.urgent -= 1
-            self._gone += max(1, nbytes)
+            self._sent += max(1, nbytes)
             now = asyncio.get_running_loop().time()
             self._took, self._last = now - self._last, now
             self._change.set()
@@ -76,17 +76,17 @@ class SendPriority:
         self.urgent -= count
         self._change.set()
 
-    def rest(self) -> None:
+    def begin_training(self) -> None:
         """Note that a round is over: training begins."""
-        self._rested = asyncio.get_running_loop().time()
-        self._quiet = self._rested + self._usual if self._usual else None
+        self._training_since = asyncio.get_running_loop().time()
+        self._contribution_at = self._training_since + self._usual if self._usual else None
         self._change.set()
 
-    def busy(self) -> None:
+    def end_training(self) -> None:
         """Note that a contribution is sent: training is over."""
-        if self._rested is not None:
-            self._quiet = asyncio.get_running_loop().time()
-            self._usual, self._rested = self._quiet - self._rested, None
+        if self._training_since is not None:
+            self._contribution_at = asyncio.get_running_loop().time()
+            self._usual, self._training_since = self._contribution_at - self._training_since, None
 
     def hurry(self, reader: Reader, hurried: bool) -> None:
         """Begin or end the time in which there are no pauses for a reader."""
@@ -95,7 +95,7 @@ class SendPriority:
 
     def free(self, nbytes: int, reader: Reader) -> bool:
         """Return True if a frame of state with `nbytes` bytes may be sent at once."""
-        self._come()
+        self._note_request()
         return not self.urgent and self._pause(nbytes, reader) <= INSTANT
 
     def took(self, nbytes: int, reader: Reader) -> None:
@@ -106,38 +106,38 @@ class SendPriority:
         self.paced += nbytes
         self._free = max(self._free, asyncio.get_running_loop().time()) + PART * nbytes / rate
 
-    def _come(self) -> None:
-        """Note that a frame of state has come: if it is the only one, it has not waited yet."""
+    def _note_request(self) -> None:
+        """Note that a frame of state is to be sent: if it is the only one, it has not waited yet."""
         if not self._waits:
             self._free = max(self._free, asyncio.get_running_loop().time())
 
     def _pause(self, nbytes: int, reader: Reader) -> float:
-        """Return the seconds until a frame of state may be sent; `rest` may end them earlier."""
+        """Return the seconds until a frame of state may be sent; `begin_training` may end them earlier."""
         rate = self._uplink()
         if not rate or not nbytes or reader in self.hurried:
             return 0.0
         now, took = asyncio.get_running_loop().time(), nbytes / rate
-        late = self._quiet is not None and max(now, self._free) + took > self._quiet
+        late = self._contribution_at is not None and max(now, self._free) + took > self._contribution_at
         return self._free - now + (PART * took if late else 0.0)
 
-    async def turn(self, pressed: Callable[[], bool], nbytes: int, reader: Reader) -> None:
-        """Wait until this queue may send a frame of state with `nbytes` bytes, or until `pressed`.
+    async def turn(self, withdrawn: Callable[[], bool], nbytes: int, reader: Reader) -> None:
+        """Wait until this queue may send a frame of state with `nbytes` bytes.
 
-        `pressed` tells that the queue has another frame to send.
+        withdrawn: returns True if the queue has no such frame any more, which ends the wait, too.
         """
-        self._come()
+        self._note_request()
         self._waits += 1
         try:
-            await self._wait(pressed, nbytes, reader)
+            await self._wait(withdrawn, nbytes, reader)
         finally:
             self._waits -= 1
-        if not pressed():
-            self._mark = self._gone
+        if not withdrawn():
+            self._mark = self._sent
             self.took(nbytes, reader)
 
-    async def _wait(self, pressed: Callable[[], bool], nbytes: int, reader: Reader) -> None:
-        while not pressed():
-            behind = self.urgent and self._stuck != self._gone < self._mark + (PART - 1) * max(1, nbytes)
+    async def _wait(self, withdrawn: Callable[[], bool], nbytes: int, reader: Reader) -> None:
+        while not withdrawn():
+            behind = self.urgent and self._stuck != self._sent < self._mark + (PART - 1) * max(1, nbytes)
             seconds = max(STUCK, min(SLOWEST, SLOW * self._took)) if behind else self._pause(nbytes, reader)
             if seconds <= INSTANT:
                 break
@@ -147,4 +147,4 @@ class SendPriority:
                     await self._change.wait()
             except TimeoutError:
                 if behind:
-                    self._stuck = self._gone
+                    self._stuck = self._sent

@@ -37,7 +37,7 @@ A peer that exceeds it is treated as unreachable.
 MAX_CONTROL = 512
 """Most control frames that wait for one peer: those of ten rounds, or some minutes of probes."""
 
-NEWS = (Gossip, PushPull)
+MEMBERSHIP_NEWS = (Gossip, PushPull)
 """Control messages that are sent only when nothing else waits for the peer."""
 
 STATE = (StateChunk, StateOffer)
@@ -79,20 +79,20 @@ class SendQueue:
 
     def control(self, to: PeerId, message: Message) -> None:
         """Queue a control message."""
-        self._put(self._control, to, Frame(message), deferred=isinstance(message, NEWS))
+        self._put(self._control, to, Frame(message), deferred=isinstance(message, MEMBERSHIP_NEWS))
 
     def bulk(self, to: PeerId, frame: Frame, *, requested: bool = False, paced: bool = False) -> None:
         """Queue a frame with a payload; the payload must not change before it is sent.
 
-        `requested`: the peer has asked for it. `paced`: so it has, and the frame shares the part of the uplink that state has,
-        and is queued only once, however often it is requested.
+        `requested`: the peer has asked for it. `paced`: requested, too, and the frame shares the part of the uplink that state
+        has, and is queued only once, however often it is requested.
         """
         message = frame.message
         if not requested:
             self._outflows.queued(to, frame)
             if isinstance(message, (Chunk, Partial)) and self._begun.get(message.fragment) == message.round:
                 del self._begun[message.fragment]
-                self._bulk_priority.busy()
+                self._bulk_priority.end_training()
         if paced and to in self._state and self._state[to].defers(message):
             return
         queues = self._state if paced or isinstance(message, STATE) else self._bulk
@@ -133,7 +133,7 @@ class SendQueue:
         """Begin a round: drop waiting frames of this fragment from before the previous round."""
         self._begun[fragment] = round
         self._outflows.begin(round, fragment)
-        self._bulk_priority.rest()
+        self._bulk_priority.begin_training()
 
         def obsolete(frame: Frame) -> bool:
             message = frame.message
@@ -174,14 +174,14 @@ class SendQueue:
     # --- measured rates
 
     def sample_bandwidth(self) -> None:
-        """Sample the transferred bytes, if due: after each bulk frame, and whenever the rounds have news."""
+        """Sample the transferred bytes, if due: called after each bulk frame, and when a round progresses."""
         if self.bandwidth.due(now := self._now()):
             up, down = self._transport.totals()
-            self.bandwidth.look(up - self._bulk_priority.paced, down, now)
+            self.bandwidth.add_sample(up - self._bulk_priority.paced, down, now)
 
     def received(self, peer: PeerId) -> int:
         """Return the bulk bytes received over the link to a peer."""
-        return self._transport.came(peer)
+        return self._transport.bulk_received(peer)
 
     # --- ends
 
@@ -204,7 +204,7 @@ class SendQueue:
             await queue.close()
 
     def _ended(self, queue: PeerQueue, error: BaseException | None) -> None:
-        """Remove a queue that has nothing left to send: peers come and go."""
+        """Remove a queue that has nothing left to send: peers join and leave."""
         for queues in (self._control, self._bulk, self._state):
             if queues.get(queue.peer) is queue:
                 del queues[queue.peer]
@@ -213,7 +213,7 @@ class SendQueue:
         if error is not None:
             self.fail(error)
 
-    # --- the way of a frame: to the transport at once, or into a queue
+    # --- handing over a frame: to the transport at once, or into a queue
 
     def _put(self, queues: dict[PeerId, PeerQueue], to: PeerId, frame: Frame, *, deferred: bool = False) -> None:
         if to not in queues:

@@ -22,7 +22,7 @@ DELAY = 0.005
 class Places:
     """Offsets of all payloads that the other side may not overwrite.
 
-    size: bytes of its region. report: tells it at most MOST_OFFSETS offsets that it may use again.
+    size: bytes of its region. report: sends it at most MOST_OFFSETS offsets that it may use again.
     """
 
     def __init__(self, size: int, report: Callable[[list[int]], None]) -> None:
@@ -34,8 +34,8 @@ class Places:
         self._released: deque[int] = deque()  # offsets that any thread has added
         self._free: list[int] = []  # offsets to report, in all `_bytes_free` bytes of whole pages
         self._bytes_free = 0
-        self._looks = False
-        """True if `_look` will be called as soon as the event loop can."""
+        self._scheduled = False
+        """True if `_report_released` will be called as soon as the event loop can."""
         self._later: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -57,10 +57,10 @@ class Places:
     def release(self, offset: int) -> None:
         """Note in any thread that the payload at this offset is not used any more."""
         self._released.append(offset)
-        if not self._looks and not self._closed:
-            self._looks = True
+        if not self._scheduled and not self._closed:
+            self._scheduled = True
             with suppress(RuntimeError):  # the event loop is closed
-                self._loop.call_soon_threadsafe(self._look)
+                self._loop.call_soon_threadsafe(self._report_released)
 
     def close(self) -> None:
         """Report nothing more."""
@@ -68,9 +68,9 @@ class Places:
         if self._later is not None:
             self._later.cancel()
 
-    def _look(self) -> None:
-        """Report what may be used again, now or later."""
-        self._looks = False
+    def _report_released(self) -> None:
+        """Report the released offsets, now or later."""
+        self._scheduled = False
         if self._closed:
             return
         while self._released:

@@ -1,8 +1,8 @@
 """Memory that one peer writes and another one of its machine reads: payloads in a memfd (Linux).
 
-Seals prevent that the size changes, and that the other process writes. So no writer can end its reader with SIGBUS. Memory
-that was handed over is never used for anything else, and lives until both sides have released it. So what a reader has not
-released stays unchanged, even if the link ends.
+Seals prevent changes of the size, and writes by the other process. So no writer can end its reader with SIGBUS. Memory that
+was handed over is never used for anything else, and exists until both sides have released it. So payloads that a reader has
+not released stay unchanged, even if the link ends.
 """
 
 from __future__ import annotations

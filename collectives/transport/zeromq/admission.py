@@ -1,9 +1,8 @@
 """The gate: the one port that strangers know.
 
-A visit is one question (Hello, or Observe) and one answer on a separate encrypted connection.
-
-The stranger's signed record must contain the transport key that the handshake proved; the caller decides about
-admission. Members pass here too: a link begins with a knock at the peer's gate.
+A visit is one question (Hello, or Observe) and one answer on a separate encrypted connection. The stranger's signed record
+must contain the transport key that the handshake proved; the caller decides about admission. A link to a member begins with
+such a visit, too: a Hello at its gate (`knock`).
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ class AdmissionPort:
 
     def _on_message(self, control: ControlConnection, key: bytes, parts: list[memoryview]) -> None:
         if control in self._tasks or len(parts) != 1:
-            control.close("said too much")
+            control.close("sent too much")
             return
         limits = self._station.limits
         control.expire(limits.knock + limits.handshake, "stayed too long")
@@ -159,7 +158,7 @@ class AdmissionPort:
         return await self._decide(hello, record)
 
     async def _observed(self, seen: str, key: bytes, question: Observe) -> Observed:
-        """Tell a visitor its address, and whether its gate answers there. Only its own address is visited."""
+        """Answer a visitor with its address, and whether its gate answers there; no other address is visited."""
         limits, clock = self._station.limits, asyncio.get_running_loop().time
         reached = None
         if question.port and self._returned < limits.returned:
@@ -179,7 +178,7 @@ class AdmissionPort:
 
 
 def fair_visits(limits: Limits, clock: Callable[[], float]) -> Callable[[str], bool]:
-    """Return the rule that tells whether a visit from a network may begin a handshake now.
+    """Return a function that returns True if a visit from a network may begin a handshake now.
 
     All visits together have a limit. A network with many visits leaves half of it to the others, so that a flood from a few
     networks does not keep out honest visitors. clock: seconds, monotonic.
@@ -195,7 +194,7 @@ def fair_visits(limits: Limits, clock: Callable[[], float]) -> Callable[[str], b
 
 
 def _version(theirs: int) -> Refuse:
-    return Refuse("version", f"we speak protocol version {VERSION}, you speak {theirs}")
+    return Refuse("version", f"we use protocol version {VERSION}, you use {theirs}")
 
 
 def _parse(data: memoryview, run_id: bytes, *kinds: type[Message]) -> Message:
@@ -223,7 +222,7 @@ async def knock(
     except RecordError as error:
         return Refuse("signature", str(error)[:256])  # Usually one of both clocks is wrong.
     if record.transport_key != contact.transport_key:
-        return Refuse("unreachable", f"{contact.address} is not who was expected")
+        return Refuse("unreachable", f"{contact.address} is another peer than expected")
     return message, record
 
 
@@ -279,7 +278,7 @@ async def _visit(
 
     def on_message(control: ControlConnection, key: bytes, parts: list[memoryview]) -> None:
         if not done.done():
-            done.set_result(bytes(parts[0]) if len(parts) == 1 else "it said too much")
+            done.set_result(bytes(parts[0]) if len(parts) == 1 else "it sent too much")
 
     def ended(control: ControlConnection, reason: str) -> None:
         if not done.done():

@@ -119,7 +119,7 @@ class Connections:
         return None if link is None or link.reason else (link.stream_pool, link.secret)
 
     async def close(self) -> None:
-        """Cancel dials, say goodbye on every link, wait until all links are closed."""
+        """Cancel dials, send a goodbye on every link, and wait until all links are closed."""
         self._closed = True
         dials = list(self._dials.values())
         for dial in dials:
@@ -145,7 +145,7 @@ class Connections:
         if old is not None:
             young = self._loop.time() - old.since < self._station.limits.young
             if young and old.dialled != link.dialled and link.dialled != self._first(link.transport_key):
-                link.close("another link is kept")
+                link.close("there is another link already")
                 return
             del self.links[peer]
             # If the new link is another process with the same key, the older process would otherwise keep dialling
@@ -324,13 +324,13 @@ class Connections:
             return answer
         welcome, record = answer
         if record.peer_id in self.banned or expected not in (None, record.peer_id):
-            return Refuse("unreachable", f"{contact.address} is not who was expected")
+            return Refuse("unreachable", f"{contact.address} is another peer than expected")
         self.learn(record)
         if welcome.endpoint == HERE:
             link = self.links.get(record.peer_id) or self._offers.get(record.peer_id)
             if link is not None and await asyncio.shield(link.ready):
                 return welcome
-            return Refuse("busy", "the other side has not noticed yet that our link is gone")
+            return Refuse("busy", "the other side has not noticed yet that our link has ended")
         link = await Link.take(
             self._station, record, welcome, route, self._streams, up=self._up, lost=self._lost, gone=self._gone
         )

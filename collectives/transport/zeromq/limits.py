@@ -24,7 +24,7 @@ class Limits:
       `network_*`: of the visits of a network that may use its last half.
     - `receive_queue`: bytes received and not yet taken by `recv`; `window`: bytes of one unfinished control message.
     - `returned`: concurrent visits in return; `ballast_*`: token bucket of answers with ballast.
-    - `circuits`, `shared`, `frames`: see there.
+    - `circuits`, `shared`, `frames`: see CircuitLimits, SharedLimits and FrameLimits.
     - `retry_first`, `retry_last`: bounds of the jittered back-off between dials. `peers`: records stored.
     """
 

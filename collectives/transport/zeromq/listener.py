@@ -19,13 +19,11 @@ from thinwire.swarm.identity.errors import HintedError
 BACKLOG = 512
 """Connections that may wait to be accepted."""
 
-
 MOST_INTERFACES = 4
 """Most interfaces whose addresses are announced."""
 
 INNER = ("br-", "cni", "docker", "lxc", "lxd", "veth", "virbr", "vmnet")
 """Beginnings of names of interfaces to containers and virtual machines here; these come last."""
-
 
 NO_ADDRESS = "this machine does not have that address: choose another with --host, such as 0.0.0.0"
 """Hint for a host that cannot be bound."""
@@ -163,7 +161,7 @@ class HalfOpen:
 
     At random, because a flood that opens connections faster than a distant peer can authenticate would always push out the
     oldest one, and so that peer. By networks (`subnet_of`), because one machine can have all addresses of a network. `rate`
-    tells whether a source address may open another connection now, `handshakes` whether a network may begin a handshake.
+    returns True if a source address may open another connection now, `handshakes` if a network may begin a handshake.
     """
 
     def __init__(

@@ -32,6 +32,7 @@ MAX_BULK = HEADER_BYTES + max(kind.limit for kind in _BULK), max(kind.payload fo
 MAX_STREAMS = 16
 EXPRESS = MAX_STREAMS
 """Number of the express stream, which carries `EXPRESS_KINDS` only."""
+
 SHARED = MAX_STREAMS + 1
 """Number of the stream that replaces the bulk streams inside one machine."""
 

@@ -60,9 +60,9 @@ class SharedMemoryWriter(RecordWriter):
         self.up += size
         self.idle = False
         fill = partial(self.region.fill, start, payload)
-        self._sealing.run(fill, lambda _: self._tell(head, PLACE.pack(start, size)), size)
+        self._sealing.run(fill, lambda _: self._send_place(head, PLACE.pack(start, size)), size)
 
-    def _tell(self, head: bytes, place: bytes) -> None:
+    def _send_place(self, head: bytes, place: bytes) -> None:
         """Send the head of a frame and the place of its payload, which is in the region."""
         self._release_payload()
         self.append(head, place)
@@ -200,7 +200,7 @@ class SharedMemoryStream(Stream):
             self._owner.arrived(self, *taken)
 
     def _report(self, offsets: list[int]) -> None:
-        """Tell the sender that it may use the memory of these payloads again."""
+        """Report to the sender that it may use the memory of these payloads again."""
         if self.state == "open":
             self.writer.append(b"".join(map(OFFSET.pack, offsets)))
 

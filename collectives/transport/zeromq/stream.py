@@ -41,7 +41,7 @@ from thinwire.collectives.transport.zeromq.record_writer import RecordWriter, Wr
 UNOPENED = 4 << 20
 """Bytes of received records that may wait to be opened; a stream with more is not read.
 
-Of payloads in shared memory, about so many are opened in one turn of the event loop.
+Of payloads in shared memory, about as many bytes are opened in one turn of the event loop.
 """
 
 ALIGNED = 64

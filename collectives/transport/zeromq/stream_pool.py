@@ -102,7 +102,7 @@ class StreamPool:
         except OSError:
             return False
         if self._closed:
-            stream.fail("the link is gone")
+            stream.fail("the link has ended")
         elif stream.state == "open":
             stream.open(self, self._secret, SHARED)
         return self.shared
@@ -117,7 +117,7 @@ class StreamPool:
         except OSError:
             return
         if self._closed:
-            stream.fail("the link is gone")
+            stream.fail("the link has ended")
         elif stream.state == "open":
             stream.open(self, self._secret, number)
 

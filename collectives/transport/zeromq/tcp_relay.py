@@ -1,11 +1,9 @@
-"""Relay between libzmq and the network.
-
-It joins one outside TCP connection to a libzmq socket on loopback.
+"""Relay between one TCP connection to the network and a libzmq socket on loopback.
 
 libzmq cannot close one peer of a socket, cannot limit connections, counts messages but not the parts of an unfinished
 one (a peer could fill the memory with it), and does not report at once that a peer has disconnected. The relay does all
 four. It also answers the greeting of an accepted connection itself, because a libzmq socket costs several times as much as the
-rest: strangers that say no more than a greeting get none.
+rest: strangers that send only a greeting get none.
 """
 
 from __future__ import annotations
@@ -190,7 +188,7 @@ class TcpRelay:
             self.receiving = now - self._first
         self._left -= len(data)
         if self._left < 0 and self._strict:
-            self.close("said too much")
+            self.close("sent too much")
             return
         inner = self._inner.transport
         if inner is None:

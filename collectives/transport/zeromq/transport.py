@@ -72,11 +72,10 @@ class ZmqTransport:
 
     `host`, `port`: where the gate listens (0: any port). `advertise`: gate addresses to announce instead. `ports`:
     range for bulk and member ports (None: any); peers dial them at the host of the gate. `wall`: unix time in seconds.
-    `streams`: bulk streams per link. `up`: limit in bytes/s for outgoing bulk
-    data (0: none). `loan`: terms of relaying between peers that cannot reach each other. `shared`: folder in which peers of
-    this user and machine find each other, to share memory (None, or with `up`: they use TCP, too). `workers`: threads in
-    which bulk data is sealed, opened and hashed (None: our own, as many as there are cores, at most THREADS; none on a
-    machine with fewer than FEWEST_CORES).
+    `streams`: bulk streams per link. `up`: limit in bytes/s for outgoing bulk data (0: none). `loan`: terms of relaying between
+    peers that cannot reach each other. `shared`: folder in which peers of this user and machine find each other, to share
+    memory (None, or with `up`: they use TCP, too). `workers`: threads in which bulk data is sealed, opened and hashed (None: as
+    many threads of our own as there are cores, at most THREADS; none on a machine with fewer than FEWEST_CORES).
     """
 
     def __init__(
@@ -268,9 +267,9 @@ class ZmqTransport:
         """Return acknowledged sent bytes and received bytes of all links, with those that we relay."""
         found = self._connections.traffic().values()
         relayed = self._circuits.relay.carried
-        on_its_way = sum(link.stream_pool.waiting() for link in self._connections.links.values())
+        in_flight = sum(link.stream_pool.waiting() for link in self._connections.links.values())
         return (
-            sum(traffic.control_up + traffic.bulk_up for traffic in found) - on_its_way + relayed,
+            sum(traffic.control_up + traffic.bulk_up for traffic in found) - in_flight + relayed,
             sum(traffic.control_down + traffic.bulk_down for traffic in found) + relayed,
         )
 
@@ -300,7 +299,7 @@ class ZmqTransport:
         return (link.relay or None) if link is not None else None
 
     def leave_relay(self, relay: PeerId) -> None:
-        """End the links that a peer relays, because it is dead. `recv` yields each loss."""
+        """End the links that a peer relays, because it is dead. `recv` returns each loss."""
         self._connections.leave_relay(relay)
 
     def obstacle(self, peer: PeerId) -> str:
@@ -319,7 +318,7 @@ class ZmqTransport:
         """Return how often each peer was not read for a while because it sent too many small frames."""
         return dict(self._station.frame_limit.pauses)
 
-    def came(self, peer: PeerId) -> int:
+    def bulk_received(self, peer: PeerId) -> int:
         """Return the bulk bytes received over the link to a peer."""
         link = self._connections.links.get(peer)
         return sum(link.stream_pool.traffic()[1::2]) if link is not None else 0

@@ -1,9 +1,8 @@
 """A libzmq socket on the event loop, and the options of all our sockets.
 
-The options encrypt, limit queues, and fail closed.
-
-libzmq is open by default: without a ZAP handler it admits any key, and it does not ask a handler without a domain. So
-each server socket names a domain and enforces it, and `ZapHandler` exists before any socket is bound.
+The options encrypt, limit queues, and refuse when in doubt. libzmq is open by default: without a ZAP handler it admits any key,
+and it does not ask a handler without a domain. So each server socket names a domain and enforces it, and `ZapHandler` exists
+before any socket is bound.
 """
 
 from __future__ import annotations
@@ -183,7 +182,7 @@ def bind(sock: zmq.Socket[bytes]) -> int:
 class ZapHandler:
     """ZAP handler (ZeroMQ RFC 27): answers libzmq whether a key is admitted to a domain.
 
-    Unknown domains: no.
+    No key is admitted to an unknown domain.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
@@ -215,9 +214,9 @@ class ZapHandler:
         key = parts[8] if len(parts) == 9 else b""
         admits = self._domains.get(domain)
         good = version == b"1.0" and mechanism == b"CURVE" and len(key) == 32 and admits is not None and admits(key)
-        verdict = (b"200", b"OK", key.hex().encode()) if good else (b"400", b"refused", b"")
+        status = (b"200", b"OK", key.hex().encode()) if good else (b"400", b"refused", b"")
         self.refused += not good
-        self._channel.post([*parts[:2], b"1.0", request, *verdict, b""])
+        self._channel.post([*parts[:2], b"1.0", request, *status, b""])
 
 
 def sender_key(frames: list[zmq.Frame]) -> bytes:

@@ -525,12 +525,12 @@ def test_lost_packet_delivers_no_bytes_until_retransmitted() -> None:
         await b.recv()
 
         async def watch() -> list[int]:
-            before, seen = b.came(a.peer_id), []
+            before, seen = b.bulk_received(a.peer_id), []
             for index in range(2):
                 await a.send(b.peer_id, _chunk(index, MIB))
             for _ in range(3):
                 await asyncio.sleep(0.25)
-                seen.append(b.came(a.peer_id) - before)
+                seen.append(b.bulk_received(a.peer_id) - before)
             for _ in range(2):
                 await b.recv()
             return seen

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.collectives.transport.sending.own_bandwidth import FALL, LEAST, LOOKS, RISE, SHORTEST, Bandwidth, densest
+from thinwire.collectives.transport.sending.own_bandwidth import (
+    FALL,
+    LEAST,
+    MAX_SAMPLES,
+    RISE,
+    SHORTEST,
+    Bandwidth,
+    densest,
+)
 from thinwire.swarm.quantized_links import CEILING
 
 MB = 10**6
@@ -22,7 +30,7 @@ class Meter:
             self.now += self.step
             self.up += nbytes // steps * up
             self.down += nbytes // steps * down
-            self.link.look(self.up, self.down, self.now)
+            self.link.add_sample(self.up, self.down, self.now)
 
     def idle(self, seconds):
         self.move(0, seconds)
@@ -103,15 +111,15 @@ def test_bandwidth_estimate_rises_faster_than_it_falls():
 
 def test_long_transfer_is_measured_with_bounded_memory():
     meter = Meter()
-    meter.move(1000 * MB, 0.05 * 10 * LOOKS)
-    assert meter.link.samples <= LOOKS
-    assert meter.link.settle()[0] == pytest.approx(1000 * MB / (0.5 * LOOKS), rel=0.05)
+    meter.move(1000 * MB, 0.05 * 10 * MAX_SAMPLES)
+    assert meter.link.samples <= MAX_SAMPLES
+    assert meter.link.settle()[0] == pytest.approx(1000 * MB / (0.5 * MAX_SAMPLES), rel=0.05)
 
 
 def test_bandwidth_sample_is_due_periodically():
     link = Bandwidth()
     assert link.due(0.0)
-    link.look(0, 0, 5.0)
+    link.add_sample(0, 0, 5.0)
     assert not link.due(5.005) and link.due(5.011)
 
 
@@ -120,7 +128,7 @@ def test_bandwidth_is_valid_for_any_samples(steps):
     link, now, up = Bandwidth(), 0.0, 0
     for seconds, nbytes in steps:
         now, up = now + seconds, up + nbytes
-        link.look(up, up, now)
+        link.add_sample(up, up, now)
     assert all(type(rate) is int and 0 <= rate <= CEILING for rate in link.settle())
 
 
