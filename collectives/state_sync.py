@@ -3,13 +3,12 @@
 Peers offer the hashes of their state's chunks, with the chain that proves round and members of the state
 (collectives/consensus/chain.py). Offers without a valid chain count as no answer. Of the others the prevailing lineage
 counts, of its states the newest, and of several digests of one round the one that most members of this round offer: the
-chain does not prove the content. The answers of more than half of the reachable ones suffice; otherwise all peers are waited
-for, because a peer that applies a round answers only when it has finished. Then only the chunks that differ from the local
-ones are fetched, a few at a time from every source that offered that digest, and each chunk is checked. A source that
-sends a wrong chunk is not asked again, and neither is one that no longer has the state. Chunks that a source is late with
-are requested from others, too: the source may be slow, or may never send them. If the states are equal, only
-the offers are sent. Chunks fetched by a failed try are reused by the next one (`PartialState`) as far as they are still the
-same.
+chain does not prove the content. The same offer of more than half of the reachable members suffices; otherwise all peers are
+waited for, because a peer that applies a round answers only when it has finished. Then only the chunks that differ from the
+local ones are fetched, a few at a time from every source that offered that digest, and each chunk is checked. A source that
+sends a wrong chunk is not asked again, and neither is one that no longer has the state. Late chunks of a source are requested
+from others, too: the source may be slow, or may never send them. If the states are equal, only the offers are sent. Chunks
+fetched by a failed try are reused by the next one (`PartialState`) if they are still the same.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ The C library retains freed pieces of up to 32 MiB.
 """
 
 STALL = 5
-"""Multiple of the patience: a source with a later chunk is late; also the wait for too few offers."""
+"""Patiences after which a source without a chunk is late, and for which too few offers are waited for."""
 
 SLOWER = 3
 """Multiple of the longest time between two chunks of a source: it is late only after that, too."""
@@ -83,7 +82,7 @@ class FetchedState:
 
 @dataclass(slots=True)
 class PartialState:
-    """Remains of failed tries: chunks by hash (at most one state's), and peers that sent wrong chunks."""
+    """Chunks of failed tries by hash, of one state at most, and peers that sent wrong chunks."""
 
     chunks: dict[Digest, Buffer] = field(default_factory=dict)
     liars: set[PeerId] = field(default_factory=set)
@@ -96,7 +95,7 @@ class OtherModelState:
     nbytes: int
 
 
-Mail = tuple[PeerId, Offered | Frame | None]
+StateMessage = tuple[PeerId, Offered | Frame | None]
 """A peer's offer, or another message about its state, or None if the link to the peer is lost."""
 
 Accept = Callable[[Offered], Generator[Part, None, bool]]
@@ -112,7 +111,7 @@ def accept_all(offered: Offered) -> Generator[Part, None, bool]:
 async def fetch_state(
     peers: Collection[PeerId],
     send: Callable[[PeerId, Message], None],
-    receive_queue: asyncio.Queue[Mail],
+    receive_queue: asyncio.Queue[StateMessage],
     *,
     layout: Digest,
     have: Sequence[Digest],
@@ -128,7 +127,7 @@ async def fetch_state(
     """Fetch the state of the last committed round.
 
     Returns None if no peer offers a state that is accepted (try again), OtherModelState if only states of another
-    model are offered, and Replay if the rounds since the local state are the shorter way.
+    model are offered, and Replay if the results of the rounds since the local state have fewer bytes.
 
     peers: reachable peers. The collection may change meanwhile: new peers are asked, and departed ones are not waited
     for. have: hashes of the local chunks; nbytes: size of the state; both follow from the layout. patience: seconds to
@@ -137,7 +136,7 @@ async def fetch_state(
     partial: remains of earlier tries, updated by this one. receive_queue: messages about this `fragment`.
     turn: held during the transfer, to limit the number of simultaneous transfers of several states; after waiting for it,
     offers are requested again, because rounds have continued. copy_below: look for a backup copy of a state whose
-    holders are all gone, namely the newest copy of a round below this one, on whichever peer. reached: returns the round
+    holders have all departed, namely the newest copy of a round below this one, on any peer. reached: returns the round
     of the local state if the offered one continues it, else None.
     """
     partial = PartialState() if partial is None else partial
@@ -172,7 +171,7 @@ async def fetch_state(
 
 
 @asynccontextmanager
-async def _held(turn: asyncio.Semaphore, receive_queue: asyncio.Queue[Mail]) -> AsyncIterator[bool]:
+async def _held(turn: asyncio.Semaphore, receive_queue: asyncio.Queue[StateMessage]) -> AsyncIterator[bool]:
     """Hold `turn`; yields True if we had to wait for it.
 
     Messages that arrive during the wait are discarded, because the peers will be asked again.
@@ -200,7 +199,7 @@ async def _fetch(
     offer: StateOffer,
     away: Collection[PeerId],
     send: Callable[[PeerId, Message], None],
-    receive_queue: asyncio.Queue[Mail],
+    receive_queue: asyncio.Queue[StateMessage],
     *,
     have: Sequence[Digest],
     patience: float,
@@ -305,7 +304,7 @@ async def _fetch(
 async def _offers(
     peers: Collection[PeerId],
     ask: Callable[[PeerId], None],
-    receive_queue: asyncio.Queue[Mail],
+    receive_queue: asyncio.Queue[StateMessage],
     patience: float,
     accept: Accept,
     choose: Callable[[Offers], tuple[tuple[PeerId, ...], bool]],
@@ -357,7 +356,7 @@ async def _offers(
         except TimeoutError:
             waited += 1
         chosen, sure = choose(found)
-        # Those that have answered without an accepted offer have no state. Of the others, a few may never answer.
+        # Peers that have answered without an accepted offer have no state. Of the others, a few may never answer.
         most = waited and 2 * len(chosen) > len(set(peers).difference(answered.difference(found)))
         if sure or most or not answered or STALL in (waited, hurried):
             break

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 TICK = 0.1
-"""Seconds between two looks at the clock: well below the patience of any round."""
+"""Interval in seconds at which time-outs are checked: well below the patience of any round."""
 
 GIVE_UP = 10
-"""Patiences beyond the grace after which a peer leaves an undecided round; its delta stays."""
+"""Patiences beyond the grace after which a peer gives an undecided round up; inner steps remain."""
 
 STALL = 5
 """Patiences for which a transfer that has begun may rest before it is given up."""
@@ -15,7 +15,7 @@ SLOW_FACTOR = 5
 """Time that slow peers get at least after the first half of all, in units of what that half took."""
 
 MAX_MOVING = 3600.0
-"""Most seconds that a peer waits for a round because its frames move."""
+"""Most seconds that a peer waits for a round whose frames still arrive or leave."""
 
 MAX_PATIENCE = 120.0
 """Most seconds without progress before a peer acts, however slow rounds have been."""

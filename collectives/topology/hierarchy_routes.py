@@ -3,7 +3,7 @@
 Pure: every peer computes the same routes from the proposal. Chunks are assigned to the clusters in turn, and within each to
 its members in turn, so that all uplinks and all members have equal work. Within a cluster, other members replace those
 that do not work. If no member can work, its contributions go to the chunk's owner, wherever that is. The partial mean of a
-cluster depends only on its contributions, not on the routes, so a chunk can move to another peer without another result.
+cluster depends only on its contributions, not on the routes, so the result stays the same if a chunk moves to another peer.
 """
 
 from __future__ import annotations

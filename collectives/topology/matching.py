@@ -121,11 +121,11 @@ class Matching:
             return
         first = _common(old, new)
         last = _common(old[first:][::-1], new[first:][::-1])
-        gone, came = set(old[first : len(old) - last]), set(new[first : len(new) - last])
-        for peer in gone - came:
+        before, after = set(old[first : len(old) - last]), set(new[first : len(new) - last])
+        for peer in before - after:
             rank = self._rank(peer)
             del self._labels[rank], self._ranked[rank]
-        for peer in came - gone:
+        for peer in after - before:
             rank = self._rank(peer)
             self._labels.insert(rank, self._label(peer))
             self._ranked.insert(rank, peer)
@@ -133,7 +133,7 @@ class Matching:
 
 def _common(one: Sequence[PeerId], other: Sequence[PeerId]) -> int:
     """Return the length of the common beginning."""
-    # Comparisons of slices look at no peer: in most views it is the same object.
+    # Slices compare fast: Python compares identical objects without looking at their content.
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

@@ -2,18 +2,18 @@
 
 A round finds out which owners fail, moves their chunks to others and commits. Without memory, the next round would
 start with the same owners and lose the same patience again. So a peer that ended a round without its chunks pauses for
-2 rounds, then 4, 8 and so on; each round in which it owns chunks and keeps them takes one step back. For an honest peer
-whose link was bad, or that was accused falsely, the only cost is ownership: its contributions and votes count as ever.
+2 rounds, then 4, 8 and so on; each round in which it owns chunks to the end undoes one of these steps. For an honest peer
+whose link was bad, or that was accused falsely, the only cost is ownership: its contributions and votes still count.
 The same applies to a peer that got many chunks because it announced a fast link, and then took much longer than it
 should.
 
-A contributor that announces and does not send its data costs a round as much. It owns nothing until it has made up for
-each such round by one in which it contributed, and after PATIENT of them it pauses as contributor, too.
+A contributor that announces and does not send its data costs a round as much. It owns nothing until it has contributed in as
+many rounds as it has failed in, and after PATIENT failures it pauses as contributor, too.
 
 A member that begins a ballot stops the one in progress. If its own ballot does not commit, it has cost the round a patience.
-Then others do not follow its ballots, for as many rounds, while another leader makes progress (`Turn.held`). If the leader is
-gone or stuck, they do. So a member that always begins ballots can delay few rounds, and an honest one that has lost a duel
-of ballots loses little.
+Then others do not follow its ballots, in pauses of the same lengths, while another leader makes progress (`Turn.held`). If the
+leader has departed or makes no progress, they do. So a member that always begins ballots can delay few rounds, and an honest
+one whose ballot competed with another one loses little.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ PATIENT = 3
 """Rounds without a contributor's data, less the rounds with it, after which it pauses."""
 
 FORGOTTEN = 64
-"""Rounds for which a pause as leader is remembered: after another vain ballot the next one is longer."""
+"""Rounds for which a pause as leader is remembered, so that the next one is longer."""
 
 
 @dataclass(slots=True)
 class Backoff:
-    """Pauses after failures: 2, 4, 8 and so on up to 2**`most` rounds. Each success takes one step back."""
+    """Pauses after failures: 2, 4, 8 and so on up to 2**`most` rounds. Each success undoes one step."""
 
     most: int = STEPS
     failures: int = 0
@@ -48,21 +48,25 @@ class Backoff:
         self.until = round + 2**self.failures
 
     def succeed(self) -> None:
-        """Take one step back."""
+        """Undo one step: the next pause is as long as the last one."""
         self.failures = max(0, self.failures - 1)
 
 
 class PeerBackoff:
     """One peer's memory of the failures of others.
 
-    The leader's own memory decides; all peers have seen much the same.
+    The memory of the leader decides; all peers have seen much the same.
     """
 
     def __init__(self) -> None:
         self._known: dict[PeerId, Backoff] = {}
+        """Peers that have failed as owners of chunks."""
         self._withheld: dict[PeerId, Backoff] = {}
+        """Contributors that have not sent their data to owners."""
         self._unserved: dict[PeerId, Backoff] = {}
+        """Contributors that have not sent their data to an audit."""
         self._vain: dict[PeerId, Backoff] = {}
+        """Members that have begun ballots without a commit."""
 
     def resting(self, round: int) -> set[PeerId]:
         """Return the peers that are to own no chunks in this round."""
@@ -86,8 +90,8 @@ class PeerBackoff:
     def audited(self, peer: PeerId, round: int, *, served: bool) -> None:
         """Record whether a contributor has sent its data to an audit.
 
-        It may protect a lying owner, perhaps itself. So it pauses as owner, and from PATIENT audits on as contributor; only
-        audits that it serves make up for that.
+        A contributor that does not may protect a lying owner, perhaps itself. So it pauses as owner, and after PATIENT such
+        audits as contributor; only audits that it serves undo that.
         """
         if not served:
             self._unserved.setdefault(peer, Backoff()).fail(round)

@@ -53,8 +53,8 @@ def order(
     def rate(sender: PeerId, receiver: PeerId) -> float:
         if together(sender, receiver):
             return NEAR
-        ends, way = min(ready[sender].up, ready[receiver].down), between(sender, receiver).rate
-        return way if 0 < way < HINDERS * (ends or inf) else float(ends or sited)
+        ends, measured = min(ready[sender].up, ready[receiver].down), between(sender, receiver).rate
+        return measured if 0 < measured < HINDERS * (ends or inf) else float(ends or sited)
 
     def trip(sender: PeerId, receiver: PeerId) -> float:
         return NEXT if together(sender, receiver) else between(sender, receiver).rtt

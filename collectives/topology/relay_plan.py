@@ -154,10 +154,15 @@ class RelayPlan:
         self.failed: set[PeerId] = set()
         """Peers that have not relayed what they should."""
         self._plans: list[Proposal] = []
+        """The last ballots, at most PLANS."""
         self._charged: dict[tuple[Key, int], set[PeerId]] = {}
+        """Pieces that we relay, each with the peers that have it, or to which we have sent it."""
         self._late: dict[int, PeerId | None] = {}
+        """Slots with late pieces, and the helper that is the cause; None: unknown."""
         self._wants: dict[PeerId, set[PeerId]] = {}
+        """Peers that lack pieces of ours, by the helper that should have sent them."""
         self._via: dict[int, PeerId] = {}
+        """Peer to which we sent each piece of ours, to be relayed."""
 
     def open(self, proposal: Proposal, *, changed: bool) -> None:
         """Open a ballot. changed: its slots differ from those of the ballot before."""
@@ -233,20 +238,20 @@ class RelayPlan:
             if peer not in (key[0], self.me):
                 had.discard(peer)
 
-    def late(self, slot: int, helper: PeerId, *, idles: bool) -> bool:
+    def late(self, slot: int, helper: PeerId, *, linked: bool) -> bool:
         """Note that a piece that `helper` relays is late. Returns False if that was known.
 
-        idles: we have a link to the helper.
+        linked: we have a link to the helper, so that it is the cause.
         """
         if slot in self._late:
             return False
-        self._late[slot] = helper if idles else None
+        self._late[slot] = helper if linked else None
         return True
 
-    def came(self, slot: int, sender: PeerId) -> bool:
+    def arrived(self, slot: int, sender: PeerId) -> bool:
         """Note that a piece has arrived.
 
-        Returns True if it was late and came from another peer than its helper.
+        Returns True if it was late and its sender is not its helper.
         """
         helper = self._late.get(slot)
         if helper not in (None, sender):

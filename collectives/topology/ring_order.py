@@ -110,19 +110,19 @@ def _largest_sum(rates: Rates) -> list[int]:
     """Return the ring with the largest sum; -inf marks forbidden links."""
     count = len(rates)
     sums = np.full((1 << count, count), -np.inf)
-    came = np.zeros((1 << count, count), np.int64)
+    previous = np.zeros((1 << count, count), np.int64)
     sums[1, 0] = 0.0
     for group in range(3, 1 << count, 2):
         for peer in range(1, count):
             if group >> peer & 1:
                 through = sums[group ^ 1 << peer] + rates[:, peer]
-                came[group, peer] = at = int(through.argmax())
+                previous[group, peer] = at = int(through.argmax())
                 sums[group, peer] = through[at]
     group, order = (1 << count) - 1, list[int]()
     peer = int((sums[group] + rates[:, 0]).argmax())
     while group > 1:
         order.append(peer)
-        group, peer = group ^ 1 << peer, int(came[group, peer])
+        group, peer = group ^ 1 << peer, int(previous[group, peer])
     return [0, *reversed(order)]
 
 

@@ -15,9 +15,9 @@ from thinwire.collectives.state_sync import (
     STALL,
     Accept,
     FetchedState,
-    Mail,
     OtherModelState,
     PartialState,
+    StateMessage,
     fetch_state,
 )
 from thinwire.collectives.transport.rate_limit import TokenBuckets
@@ -106,7 +106,7 @@ class StateServer:
         self._warned = False
         """True if the alarm that our chain is too long has been given."""
         self._partial = PartialState()
-        self._mail: asyncio.Queue[Mail] | None = None
+        self._mail: asyncio.Queue[StateMessage] | None = None
         self._questions: Counter[PeerId] = Counter()
         """Number of times that each peer was asked for its state and has not answered, at most STALL."""
         self.offers: dict[PeerId, StateOffer] = {}

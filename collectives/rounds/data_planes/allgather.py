@@ -267,7 +267,7 @@ class AllGather(DataPlane):
     def _note_arrival(self, sender: PeerId, slot: int) -> None:
         """Note the arrival of a piece that has a helper; stand in for a helper that failed."""
         proposal, helper = self.proposal, self._helper(slot)
-        if self._relay_plan.came(slot, sender) and sender == self.owners[slot] and proposal is not None:
+        if self._relay_plan.arrived(slot, sender) and sender == self.owners[slot] and proposal is not None:
             if helper is not None and stand_in(proposal, sender, helper, slot % len(self.pieces)) == self.me:
                 what = self._slots.split(slot)
                 self._relay_plan.take_on(*what)

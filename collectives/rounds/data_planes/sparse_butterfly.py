@@ -67,7 +67,7 @@ class ShardedSparseCodec(Protocol):
         """Return the squared norm of a result."""
         ...
 
-    def thin(
+    def reduce(
         self, payloads: Sequence[Buffer], weights: Sequence[float], residual: Floats | None, n: int
     ) -> tuple[bytes, Floats]:
         """Return the result of checked contributions to n elements and the residual, and the new residual."""
@@ -231,7 +231,7 @@ class SparseShardedReduce(OwnerDependentButterfly):
     def _compute(self, index: int, payloads: Sequence[Buffer], weights: Sequence[float]) -> None:
         """Queue the computation of a result of ours."""
         size = self.grid.size(index)
-        make = partial(self._codec.thin, payloads, weights, self._residuals.of(index), size)
+        make = partial(self._codec.reduce, payloads, weights, self._residuals.of(index), size)
         self._owned.compute(index, make, self._on_computed)
 
     def _on_computed(self, index: int, made: tuple[Buffer, Any]) -> None:

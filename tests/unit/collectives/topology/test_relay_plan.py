@@ -136,9 +136,9 @@ def test_substitute_relays_are_able_and_vary():
 
 def test_relay_failed_when_piece_came_from_another():
     mine = RelayPlan(IDS[1])
-    assert mine.late(5, IDS[0], idles=True) and not mine.late(5, IDS[0], idles=True)
-    assert not mine.came(4, WEAK) and not mine.came(5, IDS[0]) and not mine.failed
-    assert mine.came(5, WEAK) and mine.failed == {IDS[0]}
+    assert mine.late(5, IDS[0], linked=True) and not mine.late(5, IDS[0], linked=True)
+    assert not mine.arrived(4, WEAK) and not mine.arrived(5, IDS[0]) and not mine.failed
+    assert mine.arrived(5, WEAK) and mine.failed == {IDS[0]}
 
 
 def test_relay_failed_after_requests_of_two_peers():
