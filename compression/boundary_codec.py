@@ -128,7 +128,7 @@ class Boundary:
     def __init__(self, spec: str, width: int, vocabulary: int, seed: int) -> None:
         codec: Any = registry.parse(spec)
         if getattr(codec, "stochastic", False):
-            raise registry.SpecError(f"codec {spec!r} leaves something to chance; a retried micro-batch would differ")
+            raise registry.SpecError(f"codec {spec!r} is stochastic: a micro-batch that is sent again would differ")
         self.spec: str = codec.spec
         self.width, self.vocabulary = width, vocabulary
         self.confined = 0
@@ -167,9 +167,7 @@ class Boundary:
     def pack(self, x: Tensor, tokens: Tensor | None = None, *, backward: bool) -> bytes:
         """Encode x [B, T, width], on any device.
 
-        A confined model needs `tokens` [B, T] in the forward direction.
-
-        Raises CodecError if a value is not finite.
+        A confined model needs `tokens` [B, T] in the forward direction. Raises CodecError if a value is not finite.
         """
         rows = _array(x.detach().float().cpu().reshape(-1, self.width))
         return self._codec(backward).encode(rows, None if tokens is None else tokens.reshape(-1).cpu())

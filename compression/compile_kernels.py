@@ -19,10 +19,10 @@ from thinwire.compression.sparse.topk import Sparse
 
 @cache
 def warm_up(*specs: str) -> None:
-    """Run all that rounds with these codecs compute once, for writable and for read-only inputs.
+    """Compile the kernels of rounds with these codecs, by one call of each with small inputs.
 
-    Call before serving. A kernel is compiled once per argument type; sizes do not matter. Full precision is always
-    included. Raises SpecError.
+    Call before the first round. A kernel is compiled once per argument type, and read-only inputs are another type; sizes do
+    not matter. Full precision is always included. Raises SpecError.
     """
     step = np.zeros(16, np.float32)
     for frozen in (False, True):

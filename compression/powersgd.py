@@ -21,6 +21,8 @@ from thinwire.compression.kernels import thin_factors as kernels
 from thinwire.compression.sparse.error_feedback import ON_EXCLUSION
 
 MAX_RANK = 256
+"""Highest rank."""
+
 GAIN = 2.0
 """Minimum size ratio of a matrix to its factors.
 
@@ -48,32 +50,32 @@ class PowerSGD:
     def spec(self) -> str:
         return f"powersgd(rank={self.rank})"
 
-    def thin(self, section: Section) -> bool:
+    def compresses(self, section: Section) -> bool:
         """Return True if the section is a matrix that its two factors make at least GAIN times smaller."""
         matrix = section.name != VECTORS
         return matrix and section.size >= GAIN * self.rank * (section.rows + section.cols)
 
-    def first(self, chunks: Chunks) -> int:
+    def first_size(self, chunks: Chunks) -> int:
         """Return the number of elements of the first vector."""
-        return sum(self.rank * s.rows if self.thin(s) else s.size for s in chunks.sections)
+        return sum(self.rank * s.rows if self.compresses(s) else s.size for s in chunks.sections)
 
-    def second(self, chunks: Chunks) -> int:
-        """Return the number of elements of the second vector; 0 means that there is no second average.
+    def second_size(self, chunks: Chunks) -> int:
+        """Return the number of elements of the second vector; 0 if no matrix is compressed.
 
-        It is 0 when no matrix is compressed.
+        Then there is no second average.
         """
-        return sum(self.rank * s.cols for s in chunks.sections if self.thin(s))
+        return sum(self.rank * s.cols for s in chunks.sections if self.compresses(s))
 
     def start(self, chunks: Chunks, seed: int) -> Floats:
         """Return Q of the first round, which depends only on the layout and the run's seed."""
-        return normal(seed, "powersgd", self.second(chunks))
+        return normal(seed, "powersgd", self.second_size(chunks))
 
     def project(self, m: Floats, q: Floats, chunks: Chunks) -> Floats:
         """Return the first vector, from the accumulated M and the Q of the previous round."""
-        out = np.empty(self.first(chunks), np.float32)
+        out = np.empty(self.first_size(chunks), np.float32)
         at, q_at = 0, 0
         for s in chunks.sections:
-            if self.thin(s):
+            if self.compresses(s):
                 size, q_size = self.rank * s.rows, self.rank * s.cols
                 factor = q[q_at : q_at + q_size].reshape(self.rank, s.cols)
                 kernels.project(
@@ -90,14 +92,14 @@ class PowerSGD:
         """Make the columns of each averaged P orthonormal, in place. Uncompressed sections are not changed."""
         at = 0
         for s in chunks.sections:
-            size = self.rank * s.rows if self.thin(s) else s.size
-            if self.thin(s):
+            size = self.rank * s.rows if self.compresses(s) else s.size
+            if self.compresses(s):
                 kernels.orthonormalise(first[at : at + size].reshape(self.rank, s.rows))
             at += size
 
     def project_back(self, m: Floats, first: Floats, chunks: Chunks) -> Floats:
         """Return the second vector, from the accumulated M and the orthonormal P."""
-        out = np.empty(self.second(chunks), np.float32)
+        out = np.empty(self.second_size(chunks), np.float32)
         for s, p, q, _ in self._factors(first, out, chunks):
             kernels.project_back(s.gather(m).reshape(s.rows, s.cols), p, q)
         return out
@@ -112,8 +114,8 @@ class PowerSGD:
             kernels.accumulate(p, q, np.float32(1.0), s.gather(out).reshape(s.rows, s.cols))
         at = 0
         for s in chunks.sections:
-            size = self.rank * s.rows if self.thin(s) else s.size
-            if not self.thin(s):
+            size = self.rank * s.rows if self.compresses(s) else s.size
+            if not self.compresses(s):
                 s.put(first[at : at + size], out)
             at += size
         return out
@@ -125,8 +127,8 @@ class PowerSGD:
         """
         out, at = np.zeros(chunks.total, np.float32), 0
         for s in chunks.sections if sent is not None else ():
-            size = self.rank * s.rows if self.thin(s) else s.size
-            if sent is not None and not self.thin(s):
+            size = self.rank * s.rows if self.compresses(s) else s.size
+            if sent is not None and not self.compresses(s):
                 s.put(s.gather(m) - sent[at : at + size], out)
             at += size
         for s, p, q, start in self._factors(first, own, chunks):
@@ -138,7 +140,7 @@ class PowerSGD:
         """Return section, views of Pᵀ and Qᵀ, and offset in the model's flat vector of each compressed matrix."""
         found, at, q_at = [], 0, 0
         for s in chunks.sections:
-            if self.thin(s):
+            if self.compresses(s):
                 p_size, q_size = self.rank * s.rows, self.rank * s.cols
                 p = first[at : at + p_size].reshape(self.rank, s.rows)
                 found.append((s, p, second[q_at : q_at + q_size].reshape(self.rank, s.cols), s.spans[0][0]))
@@ -151,8 +153,8 @@ class PowerSGD:
 class LowRank:
     """State of one peer between rounds: its own residual e, and Q, which is equal on all peers.
 
-    Call `prepare`, then `turn` with the first average, then `commit` with the second; or `restore` or `rollback` at any
-    point after `prepare`. The state does not change before one of these three. on_exclusion: as in
+    Call `prepare`, then `second_vector` with the first average, then `commit` with the second; or `restore` or `rollback` at
+    any point after `prepare`. The state does not change before one of these three. on_exclusion: as in
     `error_feedback.ErrorFeedback`. Raises ValueError for any other value.
     """
 
@@ -163,9 +165,13 @@ class LowRank:
         self._residual = np.zeros(chunks.total, np.float32)
         self._q = codec.start(chunks, seed)
         self._m: Floats | None = None
+        """M of the pending round; None if none is pending."""
         self._first: Floats | None = None
+        """The first average, with orthonormal P."""
         self._own: Floats | None = None
+        """This peer's second vector."""
         self._sent: Floats | None = None
+        """This peer's first vector that is in the average, see `second_vector`."""
 
     @property
     def pending(self) -> bool:
@@ -215,7 +221,7 @@ class LowRank:
         self._m = m
         return first
 
-    def turn(self, first: Floats, sent: Floats | None = None) -> Floats:
+    def second_vector(self, first: Floats, sent: Floats | None = None) -> Floats:
         """Return this peer's second vector, given the first average (which is copied).
 
         sent: the first vector of this peer that is in the average, if it may differ from the latest result of
@@ -235,7 +241,7 @@ class LowRank:
         continued since `prepare`; its change since then stays in the residual for the next round.
         """
         if self._m is None or self._first is None or self._own is None:
-            raise RuntimeError("the second average comes after turn")
+            raise RuntimeError("the second average comes after second_vector")
         since = None if delta is None else delta - (self._m - self._residual)
         result = self.codec.rebuild(self._first, second, self.chunks)
         if excluded and self.on_exclusion == "restore":
@@ -269,7 +275,7 @@ def warm_up() -> None:
     """Compile the kernels, or load them from the disk cache."""
     chunks = Chunks((("matrix", (16, 16)),), 256)
     peer = LowRank(PowerSGD(1), chunks, 0)
-    peer.commit(peer.turn(peer.prepare(np.ones(chunks.total, np.float32))))
+    peer.commit(peer.second_vector(peer.prepare(np.ones(chunks.total, np.float32))))
 
 
 def _frozen(array: Floats) -> Floats:

@@ -14,9 +14,9 @@ from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.parameter_chunks import Chunks, Section
 from thinwire.compression.core.types import Denominator
 from thinwire.compression.dense.blockint import Integers
-from thinwire.compression.dense.torch_backend import LANES, WIDTH, floats_of, rows_of
+from thinwire.compression.dense.torch_backend import floats_of, rows_of
 from thinwire.compression.kernels.common import BAD_CODE, BAD_SCALE, OK
-from thinwire.compression.kernels.packing import group_bytes
+from thinwire.compression.kernels.packing import LANES, WIDTHS, group_bytes
 from thinwire.compression.kernels.payload_arrays import refuse
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse.header import DENSE, EMPTY
@@ -79,9 +79,9 @@ def dense_mean(codec: Integers, payloads: Sequence[Tensor], weights: Sequence[fl
 
 def unpack(packed: Tensor, bits: int, signed: bool) -> Tensor:
     """Unpack rows of bytes into rows of codes (int32), including the padding at the end."""
-    planes = packed.to(torch.int32).view(packed.shape[0], WIDTH[bits], -1)
+    planes = packed.to(torch.int32).view(packed.shape[0], WIDTHS[bits], -1)
     words = planes[:, 0].clone()
-    for k in range(1, WIDTH[bits]):
+    for k in range(1, WIDTHS[bits]):
         words |= planes[:, k] << 8 * k
     codes = torch.cat([words >> bits * lane & (1 << bits) - 1 for lane in range(LANES[bits])], dim=1)
     return codes - (codes >> bits - 1 << bits) if signed else codes

@@ -129,7 +129,7 @@ def sieved(
             for index in range(len(cut)):
                 start, stop = cut.span(index)
                 weights = [1.0] * len(sent)
-                result, kept[index] = portions.thin(
+                result, kept[index] = portions.reduce(
                     [one[index] for one in sent], weights, kept.get(index), stop - start
                 )
                 portions.wide.decode(result, runs(stop - start, stop - start, codec.chunk)).scatter(
@@ -151,7 +151,7 @@ def low_rank(rank: int, lr: float = 1.0, momentum: float = 0.0) -> Make:
 
         def step(theta: Floats, deltas: Sequence[Floats], round: int) -> None:
             first = mean_of([state.prepare(delta) for state, delta in zip(states, deltas, strict=True)])
-            second = mean_of([state.turn(first) for state in states])
+            second = mean_of([state.second_vector(first) for state in states])
             mean = [state.commit(second) for state in states][0]
             outer_step(theta, velocity, mean, lr, momentum, True)
 

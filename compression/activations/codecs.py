@@ -18,9 +18,12 @@ from thinwire.compression.kernels.common import MAGNITUDE, kernel
 from thinwire.compression.kernels.payload_arrays import raw
 
 TILE = 64
+"""Number of values in a tile."""
+
 DOMINANT = np.float32(2.0)
 """A tile is transformed if its largest magnitude is at least this many times the second largest."""
-TURNED = 0x80
+
+TRANSFORMED = 0x80
 """Bit of a tile's mark for "transformed".
 
 If it is set, the six low bits are the position of the dominant value; otherwise the mark is zero.
@@ -86,9 +89,9 @@ class Tah:
         if out.dtype != np.uint8 or out.shape != (expected,):
             raise ValueError(f"encode writes {expected} bytes, got room for {out.dtype} {out.shape}")
         flat, marks = x.reshape(-1), x.size // TILE
-        turned = np.empty_like(flat)
-        turn(flat, turned, out[:marks])
-        _INTEGERS.encode(turned, out[marks:])
+        transformed = np.empty_like(flat)
+        transform(flat, transformed, out[:marks])
+        _INTEGERS.encode(transformed, out[marks:])
 
     def decode(self, payload: Buffer, out: NDArray[np.float32]) -> None:
         """Decode into out (rows, cols).
@@ -97,10 +100,10 @@ class Tah:
         """
         found = raw(payload, self.nbytes(*_matrix(out).shape))
         marks, flat = found[: out.size // TILE], out.reshape(-1)
-        if (marks & 0x40).any() or ((marks < TURNED) & (marks != 0)).any():
-            raise CodecError("a tile's mark is none")
+        if (marks & 0x40).any() or ((marks < TRANSFORMED) & (marks != 0)).any():
+            raise CodecError("the mark of a tile is invalid")
         _INTEGERS.decode(found[marks.size :].data, flat)
-        turn_back(flat, marks)
+        transform_back(flat, marks)
 
 
 _INTEGERS = Integers(4, TILE, asymmetric=True)
@@ -128,8 +131,8 @@ def _hadamard(x: NDArray[np.float32]) -> None:
 
 
 @kernel
-def turn(x: NDArray[np.float32], out: NDArray[np.float32], marks: NDArray[np.uint8]) -> None:
-    """Turn the tiles of `x` for which that pays into `out`; note in `marks` which ones."""
+def transform(x: NDArray[np.float32], out: NDArray[np.float32], marks: NDArray[np.uint8]) -> None:
+    """Copy `x` to `out`, transform the tiles there that one value dominates, and write the marks."""
     bits = x.view(np.uint32)
     for tile in range(marks.size):
         start = tile * TILE
@@ -148,7 +151,7 @@ def turn(x: NDArray[np.float32], out: NDArray[np.float32], marks: NDArray[np.uin
             pivot = 0
             while np.uint32(magnitudes[pivot] & MAGNITUDE) != peak:
                 pivot += 1
-            marks[tile] = TURNED | pivot
+            marks[tile] = TRANSFORMED | pivot
             target[pivot] = source[0]
             target[0] = source[pivot]
             _hadamard(target)
@@ -157,10 +160,10 @@ def turn(x: NDArray[np.float32], out: NDArray[np.float32], marks: NDArray[np.uin
 
 
 @kernel
-def turn_back(x: NDArray[np.float32], marks: NDArray[np.uint8]) -> None:
-    """Turn the marked tiles of `x` back, in place."""
+def transform_back(x: NDArray[np.float32], marks: NDArray[np.uint8]) -> None:
+    """Undo the transform of the marked tiles of `x`, in place."""
     for tile in range(marks.size):
-        if marks[tile] >= TURNED:
+        if marks[tile] >= TRANSFORMED:
             target = x[tile * TILE : tile * TILE + TILE]
             _hadamard(target)
             pivot = marks[tile] & 0x3F

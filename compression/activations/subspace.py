@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.noise import normal
 from thinwire.compression.core.types import Buffer, Floats
-from thinwire.compression.kernels import thin_factors as lowrankkernels
+from thinwire.compression.kernels import thin_factors
 from thinwire.compression.kernels.payload_arrays import raw
 from torch import Tensor
 
 TABLE_SCALE = np.float32(0.02)
 """Standard deviation of the initial frozen table."""
+
 SHORT_VOCABULARY = 1 << 16
-"""Largest vocabulary whose tokens are sent in 2 bytes; for larger ones it is 4."""
+"""Largest vocabulary whose tokens are sent in 2 bytes each; tokens of larger ones take 4."""
 
 
 def basis(width: int, k: int, seed: int) -> Floats:
@@ -34,7 +35,7 @@ def basis(width: int, k: int, seed: int) -> Floats:
     if not 1 <= k <= width:
         raise ValueError(f"subspace: k must be 1…{width}, not {k}")
     rows = normal(seed, f"subspace {width} {k}", k * width).reshape(k, width)
-    lowrankkernels.orthonormalise(rows)
+    thin_factors.orthonormalise(rows)
     return np.ascontiguousarray(rows.T)
 
 
@@ -86,7 +87,7 @@ class Subspace:
         if h.dtype != np.float32 or h.ndim != 2 or h.shape[1] != self.k or not h.flags.c_contiguous:
             raise ValueError(f"{self.spec} of {h.dtype} {h.shape}")
         if (tokens is None) != (vocabulary == 0) or (tokens is not None and tokens.shape != h.shape[:1]):
-            raise ValueError("token ids go forward, one a row, with their vocabulary")
+            raise ValueError("only the forward direction has token ids, one for each row, and a vocabulary")
         narrow = torch.from_numpy(h).to(torch.bfloat16)
         if not bool(torch.isfinite(narrow).all()):
             raise CodecError("a value is not finite", "not finite")

@@ -82,10 +82,8 @@ class Codec(Protocol):
     def mean(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats, *, total: float = 0.0) -> None:
         """Write the weighted mean of checked payloads, Σ (w / Σ w)·x, to out.
 
-        total: if positive, the divisor in place of Σ w.
-
-        The sum is accumulated in float64 in the given order. Raises CodecError for a wrong length, and ValueError
-        unless the weights are finite, ≥ 0 and not all zero.
+        total: if positive, the divisor in place of Σ w. The sum is accumulated in float64 in the given order. Raises
+        CodecError for a wrong length, and ValueError unless the weights are finite, ≥ 0 and not all zero.
         """
         ...
 

@@ -223,7 +223,7 @@ class Chunks:
             sections.append(Section(VECTORS, tuple(vectors), rows, side, tail, side, True))
         for section in sections:
             if section.count * chunk >= MAX_TENSOR:
-                raise ValueError(f"{section.name} has {section.size} elements, more than a payload can say")
+                raise ValueError(f"{section.name} has {section.size} elements, more than a payload can hold")
         self.sections = tuple(sections)
         self.sizes = [section.size for section in sections]
         self.total = position

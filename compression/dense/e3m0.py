@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.dense.blockint import MAX_BLOCK
-from thinwire.compression.kernels import e3m0 as minifloatkernels
+from thinwire.compression.kernels import e3m0 as kernels
 from thinwire.compression.kernels.packing import packed_bytes
 from thinwire.compression.kernels.payload_arrays import addresses, fit, raw, refuse, shares
 
@@ -59,18 +59,18 @@ class E3M0:
     def encode(self, x: Floats, out: NDArray[np.uint8], seed: int = 0) -> None:
         """Encode x. Raises CodecError if a value is not finite, because no payload can represent it."""
         fit(x, out, self.nbytes(x.size))
-        refuse(minifloatkernels.encode(x, out, self.block))
+        refuse(kernels.encode(x, out, self.block))
 
     def decode(self, payload: Buffer, out: Floats) -> None:
         found = raw(payload, self.nbytes(out.size))
-        refuse(minifloatkernels.decode(np.uint64(found.ctypes.data), out, self.block))
+        refuse(kernels.decode(np.uint64(found.ctypes.data), out, self.block))
 
     def check(self, payload: Buffer, n: int) -> float:
         found = raw(payload, self.nbytes(n))
-        fault, squared = minifloatkernels.check(np.uint64(found.ctypes.data), n, self.block)
+        fault, squared = kernels.check(np.uint64(found.ctypes.data), n, self.block)
         refuse(fault)
         return squared
 
     def mean(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats, *, total: float = 0.0) -> None:
         parts = [raw(payload, self.nbytes(out.size)) for payload in payloads]
-        minifloatkernels.mean(addresses(parts), shares(weights, len(parts), total), out, self.block)
+        kernels.mean(addresses(parts), shares(weights, len(parts), total), out, self.block)

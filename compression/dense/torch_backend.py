@@ -1,9 +1,8 @@
 """Block quantizers in torch, for tensors on any device.
 
-Bytes and values equal those of the CPU kernels. On an accelerator, only the flag that tells whether all values are
-valid is copied to the host. Every operation is one that IEEE 754 rounds exactly, and operations are issued one at a
-time, so that no compiler fuses them. Divisors are tensors, because CUDA multiplies by the reciprocal of a Python
-number.
+Bytes and values equal those of the CPU kernels. On an accelerator, only the flag for "all values are finite" is copied to the
+host. Every operation is one that IEEE 754 rounds exactly, and operations are issued one at a time, so that no compiler fuses
+them. Divisors are tensors, because CUDA multiplies by the reciprocal of a Python number.
 """
 
 from __future__ import annotations
@@ -11,11 +10,9 @@ from __future__ import annotations
 import torch
 from thinwire.compression.dense.blockint import Integers
 from thinwire.compression.kernels.common import NOT_FINITE
+from thinwire.compression.kernels.packing import LANES, WIDTHS
 from thinwire.compression.kernels.payload_arrays import refuse
 from torch import Tensor
-
-LANES = {8: 1, 4: 2, 3: 8}
-WIDTH = {8: 1, 4: 1, 3: 3}
 
 
 def encode(codec: Integers, x: Tensor, seed: int = 0) -> Tensor:
@@ -49,7 +46,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     words = parts[:, 0].clone()
     for lane in range(1, lanes):
         words |= parts[:, lane] << bits * lane
-    return torch.cat([(words >> 8 * k & 0xFF).to(torch.uint8) for k in range(WIDTH[bits])], dim=1)
+    return torch.cat([(words >> 8 * k & 0xFF).to(torch.uint8) for k in range(WIDTHS[bits])], dim=1)
 
 
 def uniform(index: Tensor, seed: int) -> Tensor:

@@ -67,7 +67,7 @@ def pack(values: NDArray[np.uint16], width: int, out: NDArray[np.uint8]) -> None
     Fills `out`; spare bits of the last byte are zero.
     """
     mask = np.uint64((1 << width) - 1)
-    # So many values fill whole bytes, and at most one word.
+    # This number of values fills whole bytes, at most one word.
     each = 8 if width <= 8 else 4
     size = each * width // 8
     whole = values.size // each

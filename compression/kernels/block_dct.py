@@ -1,6 +1,6 @@
 """Kernels that transform the elements of a section to DCT coefficients of its blocks and back.
 
-`dct.py` has the arithmetic, `base.py` the rules for kernels.
+`dct.py` has the arithmetic, `common.py` the rules for kernels.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Kernels that decode, check and average the payloads of `block_encode`.
 
-Payloads are passed as addresses; `base.py` explains why.
+Payloads are passed as addresses; `common.py` explains why.
 """
 
 from __future__ import annotations

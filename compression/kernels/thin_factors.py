@@ -1,7 +1,7 @@
-"""Bit-reproducible products with thin factors, and their orthonormalisation. `base.py` has the rules.
+"""Bit-reproducible products with thin factors, and their orthonormalisation.
 
-A factor of rank r of a matrix (rows × cols) is stored transposed, so that all loops run along memory: p is (r, rows), q
-is (r, cols).
+`common.py` has the rules for kernels. A factor of rank r of a matrix (rows × cols) is stored transposed, so that all loops
+run along memory: p is (r, rows), q is (r, cols).
 """
 
 from __future__ import annotations

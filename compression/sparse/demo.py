@@ -20,14 +20,14 @@ from functools import lru_cache, partial
 import numpy as np
 from thinwire.compression.core.parameter_chunks import Chunks, Gather, Section
 from thinwire.compression.core.types import Buffer, Denominator, Floats, Indices, Levels
-from thinwire.compression.kernels import block_dct as spectrumkernels
-from thinwire.compression.kernels import dct
+from thinwire.compression.kernels import block_dct, dct
 from thinwire.compression.kernels.threads import Team
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse.mean import Average, Pieces
 from thinwire.compression.sparse.topk import CAP, Selected, Sparse
 
 ALONE = sparsemean.ALONE
+
 BLOCKS = 64
 """Minimum number of blocks that is worth a thread."""
 
@@ -137,7 +137,7 @@ def analyse(section: Section, values: Floats, team: Team = ALONE) -> Floats:
     out = np.empty((section.count, section.side, section.side), np.float32)
     more = (dct.transposed(section.side), out)
     cuts = team.ranges(section.count, BLOCKS)
-    team.each(spectrumkernels.analyse, [(values, section.cols, a, b, *more) for a, b in cuts])
+    team.each(block_dct.analyse, [(values, section.cols, a, b, *more) for a, b in cuts])
     return out.reshape(-1)
 
 
@@ -149,7 +149,7 @@ def synthesise(section: Section, coefficients: Floats, values: Floats, scale: fl
     blocks = coefficients.reshape(section.count, section.side, section.side)
     more = (dct.matrix(section.side), np.float32(scale), values)
     cuts = team.ranges(section.count, BLOCKS)
-    team.each(spectrumkernels.synthesise, [(blocks, section.cols, a, b, *more) for a, b in cuts])
+    team.each(block_dct.synthesise, [(blocks, section.cols, a, b, *more) for a, b in cuts])
 
 
 def _of_strip(coefficients: Floats, first: int, strip: Section) -> Floats:

@@ -41,7 +41,7 @@ class ErrorFeedback:
     """Codec with a residual e, which starts at zero. See the module docstring.
 
     beta: decay factor of e, 0…1. on_exclusion: treatment of a payload that is not in the round's record: "drop" counts
-    it as sent, "restore" keeps all of a. Raises ValueError for anything else.
+    it as sent, "restore" leaves all of a in the residual. Raises ValueError for anything else.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
-"""Sparse codec of a flat chunk, for exchanges that know no tensors.
+"""Sparse codec of a flat chunk, for exchanges that do not know the shapes of tensors.
 
-Blocks are adjacent elements, as in `sharded`, not squares of a matrix. Each run of RUN elements
-has separate levels.
+Blocks are adjacent elements, as in `sharded`, not squares of a matrix. Each run of RUN elements has separate levels.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ import numpy as np
 from thinwire.compression.core.codec import CodecError
 
 FIXED, RICE, DENSE, EMPTY = range(4)
+"""Modes of a section, see topk.py."""
+
 FIXED_WIDTH = 12
 """Bits of an index in fixed mode."""
 

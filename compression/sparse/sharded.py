@@ -2,7 +2,7 @@
 
 The contributions to a run can be added up without the rest of the vector, and the largest values of the sum can be sent
 in turn. The length of a run is a multiple of the codec's chunk; the last run may be shorter. Chunks are side² adjacent
-elements here, not blocks of matrices as in `chunks`. The payload of the whole vector is the concatenation of the
+elements here, not blocks of matrices as in `parameter_chunks`. The payload of the whole vector is the concatenation of the
 payloads of its runs.
 """
 
@@ -37,9 +37,8 @@ def layout(total: int, run: int, chunk: int) -> Chunks:
 class Portions:
     """Codecs of a sparse butterfly: `codec` for contributions to an owner, `wide` for the owner's results.
 
-    beta: decay factor of the owner's residual, the part of the sum that was not sent. denominator: that of the mean,
-    see sparsemean.
-    average: rule by which an owner aggregates.
+    beta: decay factor of the owner's residual, the part of the sum that was not sent. denominator: that of the mean, see
+    mean.py. average: rule by which an owner aggregates.
     """
 
     codec: Sparse
@@ -71,7 +70,7 @@ class Portions:
         """
         return square(self.wide.decode(payload, layout(n, n, self.wide.chunk)))
 
-    def thin(
+    def reduce(
         self, payloads: Sequence[Buffer], weights: Sequence[float], residual: Floats | None, n: int
     ) -> tuple[bytes, Floats]:
         """Return the payload of the mean of checked contributions to a run, and the new residual.
@@ -79,7 +78,7 @@ class Portions:
             a = β residual + mean;  sent = the largest of a, quantised;  left = a − sent
 
         n: elements of the run. residual: the run's previous residual, or None. The mean is that of `average`. If a
-        has non-finite values, the payload and the new residual are empty (zeros).
+        has values that are not finite, the payload is empty and the new residual is zero.
         """
         chunks = layout(n, n, self.codec.chunk)
         given = [self.codec.decode(one, chunks) for one in payloads]

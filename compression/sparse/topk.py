@@ -24,13 +24,16 @@ from thinwire.compression.core.parameter_chunks import Chunks, Gather, Section
 from thinwire.compression.core.types import Buffer, Floats, Indices, Levels
 from thinwire.compression.kernels import scatter as scatterkernels
 from thinwire.compression.kernels.threads import Team
-from thinwire.compression.sparse import index_coding as entropy
-from thinwire.compression.sparse import select as sparsify
+from thinwire.compression.sparse import index_coding
+from thinwire.compression.sparse import select as selection
 from thinwire.compression.sparse.header import DENSE, EMPTY, FIXED, FIXED_WIDTH, HEADER, RICE, Header, half
 
 LEVELS: Mapping[Levels, int] = {"2bit": 2, "1bit": 1}
 """Bits of a value's code, which is also the number of levels of its magnitude."""
+
 INDICES: Mapping[Indices, int] = {"rice": RICE, "fixed": FIXED}
+"""Mode of a section by the code of its indices."""
+
 CAP = 65504.0
 """Largest level that a payload can represent: the largest finite fp16."""
 
@@ -101,7 +104,7 @@ class Selected:
         else:
             levels = np.float32(scale) * self.codec.levels(part.lo, part.hi)
             given = (part.indices, part.codes, levels, section.geometry(self.codec.k))
-            cuts = team.ranges(section.count, sparsify.CHUNKS)
+            cuts = team.ranges(section.count, selection.CHUNKS)
             team.each(scatterkernels.scatter, [(*given, a, b, elements) for a, b in cuts])
 
     def values(self, part: Part) -> Floats:
@@ -229,35 +232,39 @@ class Sparse:
                 raise CodecError(f"{section.name}: a value is not finite", "not finite")
             halves = np.clip(values, -CAP, CAP).astype(np.float16)
             return Part(DENSE, halves=halves.view(np.uint16)) if halves.any() else Part(EMPTY)
-        indices, chosen, peak = sparsify.choose(section, gather, self.k, team)
-        lo, hi = sparsify.codebook(chosen, peak, self.width, team)
+        indices, chosen, peak = selection.choose(section, gather, self.k, team)
+        lo, hi = selection.codebook(chosen, peak, self.width, team)
         if hi == 0:
             return Part(EMPTY)
-        codes = sparsify.codes(chosen, lo, hi, self.width, team)
+        codes = selection.codes(chosen, lo, hi, self.width, team)
         if self.indices == "fixed":
             return Part(FIXED, 0, lo, hi, 0, indices, codes)
-        rice, unary_bits = entropy.parameter(entropy.gaps(section, indices, self.k, team), team)
+        rice, unary_bits = index_coding.parameter(index_coding.gaps(section, indices, self.k, team), team)
         return Part(RICE, rice, lo, hi, unary_bits, indices, codes)
 
     def _lengths(self, part: Part) -> tuple[int, int, int]:
         """Return the sizes in bytes of the three streams."""
         count = part.indices.size
-        low = entropy.length(count, FIXED_WIDTH if part.mode == FIXED else part.rice)
-        return entropy.length(part.unary_bits, 1), low, entropy.length(count, self.width) + 2 * part.halves.size
+        low = index_coding.length(count, FIXED_WIDTH if part.mode == FIXED else part.rice)
+        return (
+            index_coding.length(part.unary_bits, 1),
+            low,
+            index_coding.length(count, self.width) + 2 * part.halves.size,
+        )
 
     def _write(self, section: Section, part: Part, out: NDArray[np.uint8], team: Team) -> None:
         lo, hi = (int(np.float16(level).view(np.uint16)) for level in (part.lo, part.hi))
         HEADER.pack_into(out.data, 0, part.mode, part.rice, lo, hi, part.unary_bits)
         unary, low, values = _split(out[HEADER.size :], self._lengths(part))
         if part.mode == RICE:
-            gaps = entropy.gaps(section, part.indices, self.k, team)
-            entropy.write_rice(gaps, part.rice, part.unary_bits, unary, low, team)
+            gaps = index_coding.gaps(section, part.indices, self.k, team)
+            index_coding.write_rice(gaps, part.rice, part.unary_bits, unary, low, team)
         elif part.mode == FIXED:
-            entropy.write_fixed(part.indices, low, team)
+            index_coding.write_fixed(part.indices, low, team)
         if part.mode == DENSE:
             values[:] = part.halves.astype("<u2").view(np.uint8)
         else:
-            entropy.write_codes(part.codes, self.width, values, team)
+            index_coding.write_codes(part.codes, self.width, values, team)
 
     def _opened(self, payload: Buffer, chunks: Chunks, cap: float) -> list[tuple[Section, Header, Streams]]:
         """Return the header and the streams of each section.
@@ -275,7 +282,7 @@ class Sparse:
             at += HEADER.size
             kept = section.kept(self.k)
             bits = header.streams(section.name, section.size, kept, self.width, INDICES[self.indices], cap)
-            lengths = tuple(entropy.length(each, 1) for each in bits)
+            lengths = tuple(index_coding.length(each, 1) for each in bits)
             if raw.size - at < sum(lengths):
                 raise CodecError(f"{section.name}: the payload ends within its streams", "length")
             streams = _split(raw[at : at + sum(lengths)], lengths)
@@ -284,7 +291,7 @@ class Sparse:
         if at != raw.size:
             raise CodecError(f"payload of {raw.size} bytes, expected {at}", "length")
         for section, _, streams, bits in opened:
-            entropy.check(section, streams, bits, section.kept(self.k))
+            index_coding.check(section, streams, bits, section.kept(self.k))
         return [(section, header, streams) for section, header, streams, _ in opened]
 
     def _read(self, section: Section, header: Header, streams: Streams) -> Part:
@@ -300,10 +307,10 @@ class Sparse:
                 raise CodecError(f"{section.name}: nothing but zeros is sent as empty")
             return Part(DENSE, halves=halves)
         if mode == RICE:
-            indices = entropy.read_rice(section, streams[0], streams[1], rice, self.k)
+            indices = index_coding.read_rice(section, streams[0], streams[1], rice, self.k)
         else:
-            indices = entropy.read_fixed(section, streams[1], self.k)
-        codes = entropy.read_codes(streams[2], self.width, indices.size)
+            indices = index_coding.read_fixed(section, streams[1], self.k)
+        codes = index_coding.read_codes(streams[2], self.width, indices.size)
         return Part(mode, rice, half(lo), half(hi), unary_bits, indices, codes)
 
 

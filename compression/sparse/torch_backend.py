@@ -13,8 +13,8 @@ from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.parameter_chunks import Chunks, Section
 from thinwire.compression.kernels.common import INFINITE, MAGNITUDE
 from thinwire.compression.kernels.threads import Team
-from thinwire.compression.sparse import index_coding as entropy
-from thinwire.compression.sparse import select as sparsify
+from thinwire.compression.sparse import index_coding
+from thinwire.compression.sparse import select as selection
 from thinwire.compression.sparse.header import DENSE, EMPTY, FIXED, RICE
 from thinwire.compression.sparse.topk import CAP, Part, Selected, Sparse
 from torch import Tensor
@@ -90,13 +90,13 @@ def part(codec: Sparse, section: Section, elements: Tensor) -> Part:
     indices, chosen = torch.cat(places).cpu().numpy().astype(np.uint16), torch.cat(kept)
     magnitudes = chosen.abs()
     peak = np.float32(magnitudes.max().item())
-    units = (magnitudes.to(torch.float64) * sparsify.unit(peak)).to(torch.int64)
+    units = (magnitudes.to(torch.float64) * selection.unit(peak)).to(torch.int64)
 
     def beyond(threshold: int) -> tuple[int, int]:
         above = units > threshold
         return int((units * above).sum()), int(above.sum())
 
-    lo, hi = sparsify.lloyd(int(units.sum()), units.numel(), beyond, peak, codec.width)
+    lo, hi = selection.lloyd(int(units.sum()), units.numel(), beyond, peak, codec.width)
     if hi == 0:
         return Part(EMPTY)
     codes = (chosen > 0).to(torch.uint8)
@@ -106,7 +106,7 @@ def part(codec: Sparse, section: Section, elements: Tensor) -> Part:
     if codec.indices == "fixed":
         return Part(FIXED, 0, lo, hi, 0, indices, codes.cpu().numpy())
     alone = Team(1)
-    rice, unary_bits = entropy.parameter(entropy.gaps(section, indices, codec.k, alone), alone)
+    rice, unary_bits = index_coding.parameter(index_coding.gaps(section, indices, codec.k, alone), alone)
     return Part(RICE, rice, lo, hi, unary_bits, indices, codes.cpu().numpy())
 
 

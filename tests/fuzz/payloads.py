@@ -73,7 +73,7 @@ def _portions() -> Target:
             portions.check_sum(payload, ELEMENTS)
             return
         portions.check(payload, ELEMENTS)
-        sent, left = portions.thin([payload, payload], [1.0, 3.0], None, ELEMENTS)
+        sent, left = portions.reduce([payload, payload], [1.0, 3.0], None, ELEMENTS)
         assert math.isfinite(portions.check_sum(sent, ELEMENTS)) and np.isfinite(left).all()
 
     made = [one.encode(one.select(x.copy(), chunks)) for one in (portions.codec, portions.wide)]

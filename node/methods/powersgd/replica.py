@@ -37,7 +37,7 @@ _Q = 1 + pledges.SIZE
 
 def cuts(power: PowerSGD, chunks: Chunks, codec: Codec) -> tuple[Grid, Grid]:
     """Return the chunk grids of the two rounds of a step. Raises ValueError if a factor is too large."""
-    return grid(power.first(chunks), codec), grid(max(1, power.second(chunks)), codec)
+    return grid(power.first_size(chunks), codec), grid(max(1, power.second_size(chunks)), codec)
 
 
 class PowerSGDReplica(Replica):
@@ -61,7 +61,7 @@ class PowerSGDReplica(Replica):
         """Return the number of elements of turn, pledges, Q and the first factors."""
         power: Any = registry.parse(manifest.exchange.codec)
         chunks = chunks_of(layout)
-        return _Q + int(power.first(chunks)) + int(power.second(chunks))
+        return _Q + int(power.first_size(chunks)) + int(power.second_size(chunks))
 
     def _begin(self, manifest: Manifest, layout: Layout) -> None:
         """Set up the factors and the residual."""
@@ -85,7 +85,7 @@ class PowerSGDReplica(Replica):
     @property
     def q(self) -> Floats:
         """Q of the last step (view)."""
-        return self.extra[_Q : _Q + self.power.second(self.memory.chunks)]
+        return self.extra[_Q : _Q + self.power.second_size(self.memory.chunks)]
 
     @property
     def first(self) -> Floats:
@@ -153,7 +153,7 @@ class PowerSGDReplica(Replica):
             sent = None if attempt is None else self.sent.get(attempt)
             self.sent = {}
             if self.memory.pending:
-                own = self.memory.turn(mean, sent)
+                own = self.memory.second_vector(mean, sent)
                 self.own = None if sent is None else own
             if self.q.size:
                 pledges.begin(noted, contributors)

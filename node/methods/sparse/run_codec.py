@@ -127,7 +127,7 @@ class RunCodec(SparseCodec):
     def check_sum(self, payload: Buffer, n: int) -> float:
         return self.portions.check_sum(payload, n)
 
-    def thin(
+    def reduce(
         self, payloads: Sequence[Buffer], weights: Sequence[float], residual: Floats | None, n: int
     ) -> tuple[bytes, Floats]:
-        return self.portions.thin(payloads, weights, residual, n)
+        return self.portions.reduce(payloads, weights, residual, n)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from thinwire.compression.activations.codecs import DOMINANT, TILE, TURNED
+from thinwire.compression.activations.codecs import DOMINANT, TILE, TRANSFORMED
 from thinwire.compression.activations.subspace import compress, restore
 from torch import Tensor
 
 
-def turn_torch(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def transform_torch(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Transform the tiles (n, 64) that one value dominates; return the tiles and their marks (n,)."""
     top = tiles.abs().max(dim=1, keepdim=True).values
     # Of equal maxima the first is taken, by position, because max may return any of them.
@@ -18,16 +18,16 @@ def turn_torch(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     dominated = (top > 0) & (top >= float(DOMINANT) * second)
     swapped = tiles.scatter(1, pivot, tiles[:, :1])
     swapped[:, :1] = tiles.gather(1, pivot)
-    marks = torch.where(dominated, TURNED | pivot, 0).to(torch.uint8).squeeze(1)
+    marks = torch.where(dominated, TRANSFORMED | pivot, 0).to(torch.uint8).squeeze(1)
     return torch.where(dominated, hadamard_torch(swapped), tiles), marks
 
 
-def turn_back_torch(tiles: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
-    """Inverse of `turn_torch`."""
+def transform_back_torch(tiles: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
+    """Inverse of `transform_torch`."""
     back, pivot = hadamard_torch(tiles), (marks & 0x3F).long().unsqueeze(1)
     swapped = back.scatter(1, pivot, back[:, :1])
     swapped[:, :1] = back.gather(1, pivot)
-    return torch.where(marks.unsqueeze(1) >= TURNED, swapped, tiles)
+    return torch.where(marks.unsqueeze(1) >= TRANSFORMED, swapped, tiles)
 
 
 def hadamard_torch(tiles: torch.Tensor) -> torch.Tensor:

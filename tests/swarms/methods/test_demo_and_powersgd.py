@@ -94,10 +94,10 @@ def test_powersgd_step_equals_two_averages(factors):
         memory = {index: LowRank(power, chunks, 0) for index in s.nodes}
         for number in (1, 3, 5):
             ps = [memory[index].prepare(moved(theta, index, number)) for index in by_id(s)]
-            qs = [memory[index].turn(mean(ps)) for index in by_id(s)]
+            qs = [memory[index].second_vector(mean(ps)) for index in by_id(s)]
             step = [memory[index].commit(mean(qs)) for index in by_id(s)][0]
             outer_step(theta, momentum, step, 0.7, 0.9, True)
-        assert power.second(chunks) > 0 and all(len(node.contributors) == 3 for node in s.nodes.values())
+        assert power.second_size(chunks) > 0 and all(len(node.contributors) == 3 for node in s.nodes.values())
         for node in s.nodes.values():
             np.testing.assert_allclose(node.replica.theta, theta, rtol=0, atol=1e-5)
             assert node.replica.phase == 0 and not node.replica.first.any()
@@ -184,7 +184,7 @@ def test_powersgd_aborted_step_keeps_trained_values(factors):
         memory = {index: LowRank(power, chunks, 0) for index in (0, 2)}
         order = [index for index in by_id(s) if index != 1]
         ps = [memory[i].prepare(moved(theta, i, 1) + moved(theta, i, 3)) for i in order]
-        qs = [memory[i].turn(mean(ps)) for i in order]
+        qs = [memory[i].second_vector(mean(ps)) for i in order]
         theta -= [memory[i].commit(mean(qs)) for i in order][0]
         np.testing.assert_allclose(after[4], theta, rtol=0, atol=1e-5)
 

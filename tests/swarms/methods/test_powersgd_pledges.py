@@ -147,7 +147,7 @@ def test_abandoned_second_round_resumes_with_first_round_contributions(factors):
             deltas = {i: trained(i, number) + (extra if more is not None and i == 0 else 0) for i in order}
             tokens = np.array([200 if more is not None and i == 0 else 100 for i in order], np.float64)
             ps = [memory[i].prepare(deltas[i]) for i in order]
-            qs = [memory[i].turn(mean(ps, tokens)) for i in order]
+            qs = [memory[i].second_vector(mean(ps, tokens)) for i in order]
             theta -= [memory[i].commit(mean(qs, tokens)) for i in order][0]
             np.testing.assert_allclose(after[number + 1], theta, rtol=0, atol=1e-5)
 

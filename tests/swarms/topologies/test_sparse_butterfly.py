@@ -325,11 +325,11 @@ def test_leader_that_owns_all_chunks_makes_nobody_lose_residuals(sieve):
 
 def test_sums_computed_in_executor_block_nothing_and_match(sieve, monkeypatch):
     """Each takes a while, in which an owner dies and chunks move: results equal those of immediate sums."""
-    thin, depth = Portions.thin, []
+    reduce, depth = Portions.reduce, []
 
     def watched(self, *rest):
         assert depth, "on the loop's time"
-        return thin(self, *rest)
+        return reduce(self, *rest)
 
     async def slowly(function):
         await asyncio.sleep(0.05)
@@ -353,7 +353,7 @@ def test_sums_computed_in_executor_block_nothing_and_match(sieve, monkeypatch):
         return virtual_loop.run(main(), seed=2)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Portions, "thin", watched)
+        patch.setattr(Portions, "reduce", watched)
         slow = digests(slowly)
         assert len(digests(slowly, 4)) == 3
     assert slow == digests(at_once)
@@ -390,7 +390,7 @@ def test_failed_sum_is_raised_as_own_error(sieve, monkeypatch):
     def broken(self, *rest):
         raise RuntimeError("no such sum")
 
-    monkeypatch.setattr(Portions, "thin", broken)
+    monkeypatch.setattr(Portions, "reduce", broken)
 
     async def main():
         s = sieve(2)

@@ -25,16 +25,16 @@ def mean(rows: list[np.ndarray], weights: list[float]) -> np.ndarray:
 def play(peers: list[LowRank], deltas: list[np.ndarray], weights: list[float]) -> list[np.ndarray]:
     """Play one round of all peers; return the result of each."""
     first = mean([peer.prepare(delta) for peer, delta in zip(peers, deltas, strict=True)], weights)
-    second = mean([peer.turn(first) for peer in peers], weights)
+    second = mean([peer.second_vector(first) for peer in peers], weights)
     return [peer.commit(second) for peer in peers]
 
 
 def test_powersgd_sizes_and_uncompressed_tensors() -> None:
     wide = Chunks((("w", (512, 256)),))
-    assert 512 * 256 / (CODEC.first(wide) + CODEC.second(wide)) == pytest.approx(42.7, abs=0.04)
+    assert 512 * 256 / (CODEC.first_size(wide) + CODEC.second_size(wide)) == pytest.approx(42.7, abs=0.04)
     # 6 × 6 gains nothing with rank 4, and a vector is no matrix.
-    assert CODEC.first(CHUNKS) == 4 * (64 + 50) + 40 + 36
-    assert CODEC.second(CHUNKS) == 4 * (96 + 63)
+    assert CODEC.first_size(CHUNKS) == 4 * (64 + 50) + 40 + 36
+    assert CODEC.second_size(CHUNKS) == 4 * (96 + 63)
     assert registry.parse("powersgd(rank=4)") == CODEC == registry.parse(CODEC.spec)
     for rank in (0, 257):
         with pytest.raises(ValueError, match="rank"):
@@ -127,13 +127,18 @@ def test_powersgd_bits_are_portable() -> None:
 
 def test_powersgd_aborted_round_restores_delta_or_nothing() -> None:
     peer, twin = LowRank(CODEC, CHUNKS, 1), LowRank(CODEC, CHUNKS, 1)
-    peer.turn(peer.prepare(gaussian(1)))
+    peer.second_vector(peer.prepare(gaussian(1)))
     peer.rollback()
     assert (peer.residual == 0).all() and (peer.q == twin.q).all() and not peer.pending
     peer.prepare(gaussian(1))
     peer.restore()
     assert (peer.residual == gaussian(1)).all() and (peer.q == twin.q).all()
-    for call in (peer.restore, peer.rollback, lambda: peer.turn(gaussian(1)), lambda: peer.commit(gaussian(1))):
+    for call in (
+        peer.restore,
+        peer.rollback,
+        lambda: peer.second_vector(gaussian(1)),
+        lambda: peer.commit(gaussian(1)),
+    ):
         with pytest.raises(RuntimeError):
             call()
 
@@ -143,8 +148,8 @@ def test_powersgd_excluded_peer_keeps_residual_by_policy(rule: str) -> None:
     peer, other = LowRank(CODEC, CHUNKS, 1, rule), LowRank(CODEC, CHUNKS, 1)
     peer.prepare(gaussian(1))
     first = other.prepare(gaussian(2))
-    peer.turn(first)
-    second = other.turn(first)
+    peer.second_vector(first)
+    second = other.second_vector(first)
     assert peer.commit(second, excluded=True).tobytes() == other.commit(second).tobytes()
     assert peer.q.tobytes() == other.q.tobytes()
     whole = bool((peer.residual == gaussian(1)).all())

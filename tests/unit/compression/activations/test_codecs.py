@@ -54,12 +54,12 @@ def test_kernel_and_torch_rotation_are_equal_bit_for_bit(seed: int, spread: floa
         x = np.rint(x)
         x[0] = 0
     out, marks = np.empty(x.size, np.float32), np.empty(9, np.uint8)
-    codecs.turn(x.reshape(-1), out, marks)
-    turned, expected = reference.turn_torch(torch.from_numpy(x))
+    codecs.transform(x.reshape(-1), out, marks)
+    turned, expected = reference.transform_torch(torch.from_numpy(x))
     assert marks.tolist() == expected.tolist()
     assert out.tobytes() == turned.numpy().tobytes()
-    back = reference.turn_back_torch(turned, expected).numpy()
-    codecs.turn_back(out, marks)
+    back = reference.transform_back_torch(turned, expected).numpy()
+    codecs.transform_back(out, marks)
     assert out.tobytes() == back.tobytes()
     assert np.abs(back - x).max() <= 1e-6 * np.abs(x).max()
 

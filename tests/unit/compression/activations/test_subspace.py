@@ -158,5 +158,5 @@ def test_subspace_codec_refuses_invalid_payloads() -> None:
             codec.encode(wrong)
     with pytest.raises(ValueError, match="vocabulary"):
         codec.encode(np.ones((1, 4), np.float32), np.array([300]), 300)
-    with pytest.raises(ValueError, match="one a row"):
+    with pytest.raises(ValueError, match="one for each row"):
         codec.encode(np.ones((1, 4), np.float32), np.array([1, 2]), 300)

@@ -48,7 +48,7 @@ def test_sharded_sum_and_residual_conserve_the_mean(beta, denominator):
     for round in range(6):
         said = [NARROW.select(values(10 * round + i, n), chunks) for i in range(4)]
         mean = sparsemean.mean(said, [1.0, 2.0, 1.0, 3.0], chunks, denominator)
-        result, rest = portions.thin([NARROW.encode(one) for one in said], [1.0, 2.0, 1.0, 3.0], kept, n)
+        result, rest = portions.reduce([NARROW.encode(one) for one in said], [1.0, 2.0, 1.0, 3.0], kept, n)
         decoded = np.zeros(n, np.float32)
         BROAD.decode(result, chunks).scatter(decoded)
         before = np.zeros(n) if kept is None else kept
@@ -69,7 +69,7 @@ def test_sharded_residual_is_bounded_by_the_means(beta, alike):
     for round in range(20):
         said = [NARROW.select(values(0 if alike else 10 * round + i, n), chunks) for i in range(4)]
         longest = max(longest, np.linalg.norm(sparsemean.mean(said, [1.0] * 4, chunks, "contributor_mean")))
-        _, kept = portions.thin([NARROW.encode(one) for one in said], [1.0] * 4, kept, n)
+        _, kept = portions.reduce([NARROW.encode(one) for one in said], [1.0] * 4, kept, n)
         assert beta * np.linalg.norm(kept) <= beta / (1 - beta) * longest
 
 
@@ -78,7 +78,7 @@ def test_sharded_round_does_not_change_residual_before_commit():
     payload = NARROW.encode(NARROW.select(values(1, n), layout(n, n, 256)))
     kept = values(2, n)
     before = kept.copy()
-    first, second = (portions.thin([payload], [1.0], kept, n) for _ in range(2))
+    first, second = (portions.reduce([payload], [1.0], kept, n) for _ in range(2))
     assert first[0] == second[0]
     np.testing.assert_array_equal(first[1], second[1])
     np.testing.assert_array_equal(kept, before)
@@ -87,7 +87,7 @@ def test_sharded_round_does_not_change_residual_before_commit():
 def test_sharded_residual_has_no_unrepresentable_values():
     n, portions = 256, Portions(NARROW, BROAD)
     payload = NARROW.encode(NARROW.select(values(1, n), layout(n, n, 256)))
-    result, rest = portions.thin([payload], [1.0], np.full(n, np.inf, np.float32), n)
+    result, rest = portions.reduce([payload], [1.0], np.full(n, np.inf, np.float32), n)
     assert portions.check_sum(result, n) == 0.0 and not rest.any()
 
 

@@ -45,7 +45,7 @@ def test_powersgd_accepts_model_too_large_for_dense_rounds():
         ),
         ("demo", "demo(k=4096,chunk=4096)|2bit|rice", [(1 << 15, 1 << 14)], "too large for an all-gather", "lower k"),
         ("powersgd", "powersgd(rank=256)", [(511, 600_000)], "needs", "lower the rank"),
-        ("powersgd", "powersgd(rank=200)", [(1 << 23, 512)], "more than a payload can say", "lower the rank"),
+        ("powersgd", "powersgd(rank=200)", [(1 << 23, 512)], "more than a payload can hold", "lower the rank"),
     ],
 )
 def test_too_large_model_is_refused_with_hint(method, codec, shapes, reason, hint):

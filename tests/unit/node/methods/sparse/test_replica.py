@@ -278,7 +278,7 @@ def owner(rests):
 
 def commit_sums(replica, cut):
     runs = enumerate(replica.contribution(reader(trained(1)), attempt=1, peers=1))
-    sums = [replica.codec.thin([run], [1.0], None, cut.size(index))[0] for index, run in runs]
+    sums = [replica.codec.reduce([run], [1.0], None, cut.size(index))[0] for index, run in runs]
     replica.commit(outcome_of(sums, [Contribution(ME.peer_id, 1, 5)]), ME.peer_id)
 
 
