@@ -48,6 +48,15 @@ async def joined(first, second):
             await asyncio.sleep(0.001)
 
 
+async def settled(wire, first, second):
+    """Return when bulk data may go both ways, and a stream that the test pauses stays paused.
+
+    The link resumes its streams when round messages move to the express stream.
+    """
+    await joined(first, second)
+    await wire.settled(first, second)
+
+
 async def reason_of_loss(peer):
     """Return why a peer's only link ended."""
     async with asyncio.timeout(10):
@@ -172,7 +181,7 @@ def small(wire, in_place, copied=4 << 20):
 def test_peer_that_takes_no_data_can_send_more_than_a_region(wire, folder, in_place):
     async def work():
         first, second = await wire.pair(shared=folder, limits=small(wire, in_place))
-        await joined(first, second)
+        await settled(wire, first, second)
         stream = first.streams(second)[SHARED]
         stream.pause(True)
         for index in range(3):
@@ -195,7 +204,7 @@ def test_payloads_that_have_waited_do_not_hold_the_event_loop(wire, folder, even
 
     async def work():
         first, second = await wire.pair(shared=folder)
-        await joined(first, second)
+        await settled(wire, first, second)
         stream = second.streams(first)[SHARED]
         stream.pause(True)
         before = stream.down
@@ -220,7 +229,7 @@ def test_payloads_that_have_waited_do_not_hold_the_event_loop(wire, folder, even
 def test_payload_at_the_place_of_another_one_ends_the_link(wire, folder):
     async def work():
         first, second = await wire.pair(shared=folder)
-        await joined(first, second)
+        await settled(wire, first, second)
         second.streams(first)[SHARED].pause(True)
         for index in range(2):
             head = encode(Frame(Chunk(1, 0, 1, index), b"x"), None, wire.RUN)
@@ -235,7 +244,7 @@ def test_payloads_of_more_bytes_than_the_region_end_the_link(wire, folder):
 
     async def work():
         first, second = await wire.pair(shared=folder)
-        await joined(first, second)
+        await settled(wire, first, second)
         second.streams(first)[SHARED].pause(True)
         for index in range((SIZE >> 20) + 1):
             head = encode(Frame(Chunk(1, 0, 1, index), b"x"), None, wire.RUN)
@@ -494,7 +503,7 @@ def test_reader_that_takes_nothing_ends_the_link(wire, folder):
         first = await wire.peer(1, shared=folder, limits=wire.short(handshake=5.0, stall=0.3))
         second = await wire.peer(2, shared=folder)
         assert isinstance(await first.meet(second), wire.Welcome)
-        await joined(first, second)
+        await settled(wire, first, second)
         assert first.transport.shares(second.id)
         second.streams(first)[SHARED].pause(True)
         sent = 0
