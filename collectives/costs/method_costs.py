@@ -259,7 +259,7 @@ def _sparse(question: Question) -> MethodCosts:
     return MethodCosts(
         "sparseloco",
         (question.own_codec or f"{KEPT} of 4096 values")
-        + (", everyone's to everyone" if gather else ", summed and thinned out again by owners"),
+        + (", everyone's to everyone" if gather else ", summed and sparsified again by owners"),
         250,
         moved,
         seconds,
