@@ -152,10 +152,10 @@ class PeerServices:
         if outcome.commit is not None:
             report.book(peer, outcome, loss=loss, seconds=seconds, steps=steps)
             self._count(outcome)
-            kept = weight - outcome.kept
+            committed_weight = weight - outcome.kept
             # The report of a round contains the digest of the state after it.
             peer.rounds.call_when_settled(
-                lambda: report.round(peer, outcome, loss=loss, seconds=seconds, steps=steps, weight=kept)
+                lambda: report.round(peer, outcome, loss=loss, seconds=seconds, steps=steps, weight=committed_weight)
             )
             peer.store_known_peers()
         elif not outcome.taken:

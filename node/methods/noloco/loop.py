@@ -79,20 +79,20 @@ class GossipLoop(ReplicaLoop):
         """
         session = self._session
         replica = session.replica
-        came = [result for result in results if not result.reason]
-        ours, *theirs = await self._work(lambda: self._lengths(mine, came))
+        received = [result for result in results if not result.reason]
+        ours, *theirs = await self._work(lambda: self._lengths(mine, received))
         if not ours and not session.usual:
             ours = await self._work(lambda: float(np.linalg.norm(replica.momentum)))
-        far, usual = {result.partner for result in came}, [0.0]
+        far, usual = {result.partner for result in received}, [0.0]
         if ours > 0 or session.usual > 0:
             judged = [
                 outliers({session.me: ours, result.partner: length}, session.usual)
-                for result, length in zip(came, theirs, strict=True)
+                for result, length in zip(received, theirs, strict=True)
             ]
             far, usual = {peer for out, _ in judged for peer in out}, [after for _, after in judged]
         # No lie raises the usual norm: each value uses one partner alone, and the lower of the two lengths.
         session.usual = max(usual)
-        for result in came:
+        for result in received:
             if result.partner in far:
                 session.refuse(result.partner, "norm")
         return tuple(
@@ -100,26 +100,26 @@ class GossipLoop(ReplicaLoop):
             for result in results
         )
 
-    def _lengths(self, mine: Sequence[Buffer], came: Sequence[PairResult]) -> list[float]:
+    def _lengths(self, mine: Sequence[Buffer], received: Sequence[PairResult]) -> list[float]:
         """Return the length of our contribution, then those of the partners' contributions or means."""
         session = self._session
         replica, grid, codec, group = session.replica, session.grid, session.codec, session.current
         if not isinstance(group, OwnerGroup):
-            lengths: list[float] = replica.lengths([mine, *(result.theirs for result in came)], grid, codec)
+            lengths: list[float] = replica.lengths([mine, *(result.theirs for result in received)], grid, codec)
             return lengths
-        means = (replica.length(group.means((result.partner,)), grid, codec) for result in came)
+        means = (replica.length(group.means((result.partner,)), grid, codec) for result in received)
         return [*replica.lengths([mine], grid, codec), *means]
 
-    def _means(self, mine: Sequence[Buffer], came: Sequence[PairResult]) -> Means | None:
+    def _means(self, mine: Sequence[Buffer], received: Sequence[PairResult]) -> Means | None:
         """Return the means of our group; None if this peer is alone."""
         session = self._session
         group = session.current
         if isinstance(group, OwnerGroup):
-            return group.means({session.me, *(result.partner for result in came)})
-        if not came:
+            return group.means({session.me, *(result.partner for result in received)})
+        if not received:
             return None
         payloads = sorted(
-            [(session.me, mine), *((result.partner, result.theirs) for result in came)], key=lambda of: of[0]
+            [(session.me, mine), *((result.partner, result.theirs) for result in received)], key=lambda of: of[0]
         )
         place = next(at for at, (peer, _) in enumerate(payloads) if peer == session.me)
         return MeshMeans([payload for _, payload in payloads], place, session.grid, session.codec, group.round)
@@ -127,9 +127,9 @@ class GossipLoop(ReplicaLoop):
     async def _commit(self, read: Read, mine: list[Buffer], results: Sequence[PairResult], weight: int) -> Outcome:
         """Make the step. It is not interrupted: a caller that cancels `sync` waits for it."""
         session, replica, group = self._session, self._session.replica, self._session.current
-        me, came = session.me, [result for result in results if not result.reason]
+        me, received = session.me, [result for result in results if not result.reason]
         entries = [Contribution(me, group.attempt, weight)]
-        entries += [Contribution(result.partner, result.attempt, result.weight) for result in came]
+        entries += [Contribution(result.partner, result.attempt, result.weight) for result in received]
         entries.sort(key=lambda entry: entry.peer)
         members = tuple(entry.peer for entry in entries)
         await session.change(
@@ -137,7 +137,7 @@ class GossipLoop(ReplicaLoop):
             lambda: replica.step(
                 read,
                 mine,
-                self._means(mine, came),
+                self._means(mine, received),
                 session.grid,
                 session.codec,
                 members=members,

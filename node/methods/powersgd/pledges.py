@@ -86,8 +86,8 @@ def settle(pledges: Pledges, named: Collection[PeerId], members: Collection[Peer
     missing = due.difference(named)
     blamed = missing if 2 * len(missing) <= len(due) else set()
     for peer, one in list(pledges.items()):
-        kept = peer in due and not missing and not one.rest
-        one.weight, one.rest, one.broken = 0, max(0, one.rest - 1), max(0, one.broken - kept)
+        fulfilled = peer in due and not missing and not one.rest
+        one.weight, one.rest, one.broken = 0, max(0, one.rest - 1), max(0, one.broken - fulfilled)
         if peer in blamed:
             one.broken = min(MOST, one.broken + 1)
             one.rest = 2 ** (one.broken - 1)

@@ -44,10 +44,10 @@ class TwoPhase(Schedule):
 
     async def commit(self, outcome: Outcome) -> None:
         """End a round; after the second one the model starts from the outer parameters."""
-        kept = self._since if self._replica.memory.pending else 0
+        unsent = self._since if self._replica.memory.pending else 0
         self._stepped = await self.loop.step(outcome, since=self.loop.read if self._since else None)
         if self._stepped:
-            self._since = kept
+            self._since = unsent
             await self.adopt()
         else:
             self.loop.session.advance()

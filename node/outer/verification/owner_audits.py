@@ -135,8 +135,8 @@ class Audits:
         if not isinstance(data_plane, Butterfly) or data_plane is self._last():
             return
         self._last = weakref.ref(data_plane)
-        for peer, why in data_plane.refused.items():
-            detail = f"peer {short(peer)}: {why}"
+        for peer, reason in data_plane.refused.items():
+            detail = f"peer {short(peer)}: {reason}"
             self._emit("refused result", {"peer": peer.hex(), "round": done.round, "detail": detail})
         if not self._manifest.audited:
             return
@@ -283,10 +283,10 @@ class Audits:
         else:
             self._refute(case, "the result is right")
 
-    def _refute(self, case: _Case, why: str) -> None:
+    def _refute(self, case: _Case, reason: str) -> None:
         assert case.accuser is not None
         self._refuted[case.accuser] += 1
-        detail = f"the accusation of {short(case.owner)} by {short(case.accuser)} is refuted: {why}"
+        detail = f"the accusation of {short(case.owner)} by {short(case.accuser)} is refuted: {reason}"
         self._emit("refuted audit", {"peer": case.accuser.hex(), "round": case.data.round, "detail": detail})
 
     def _send_verdict(self, verdict: Verdict) -> None:

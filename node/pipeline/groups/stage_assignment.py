@@ -47,8 +47,8 @@ def memory(manifest: Manifest, vocab: int, stage: int | None) -> int:
     frozen = 4 * vocab * shape.width if stage and pipeline.codec.startswith("subspace") else 0
     copied = 0
     if stage is not None and pipeline.backup_every:
-        kept = (stage + 1) % pipeline.stages
-        copied = PER_COPY * parameters(config, shares(shape.layers, pipeline.stages)[kept], ends=not kept)
+        next_stage = (stage + 1) % pipeline.stages
+        copied = PER_COPY * parameters(config, shares(shape.layers, pipeline.stages)[next_stage], ends=not next_stage)
     return PER_PARAMETER * parameters(config, layers, ends=not stage) + copied + 2 * values + logits + frozen
 
 

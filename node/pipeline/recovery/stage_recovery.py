@@ -104,15 +104,15 @@ class StageRecovery:
         """Return the mean of the stage's neighbours; None if they cannot be fetched now."""
         found = []
         for stage in choice.stages:
-            kept = fragments.copies.get(stage)
+            own_copy = fragments.copies.get(stage)
             fragments.copies[stage] = copy = await self._work(partial(self._make, stage))
             try:
                 if not await copy.fetch(session.live, self._work, session.patience):
                     return None
             finally:
                 del fragments.copies[stage]
-                if kept is not None:
-                    fragments.copies[stage] = kept
+                if own_copy is not None:
+                    fragments.copies[stage] = own_copy
             found.append((copy.fragment.layout, copy.fragment.replica.theta))
         before, after = found
         norms = {stage: norm for stage, norm in enumerate(permit.norms) if 0 <= norm < np.inf}

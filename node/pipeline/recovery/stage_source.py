@@ -47,12 +47,12 @@ def rescue(
         raise ValueError(f"stage {stage} of {stages}")
     if holders > 0:
         return StageSource("holder")
-    kept: Source | None = None if copy is None else "copy"
+    newer: Source | None = None if copy is None else "copy"
     if checkpoint is not None and (copy is None or checkpoint < copy):
-        kept = "checkpoint"
+        newer = "checkpoint"
     age = min(found for found in (copy, checkpoint, recent + 1) if found is not None)
-    if kept is not None and age <= recent:
-        return StageSource(kept)
+    if newer is not None and age <= recent:
+        return StageSource(newer)
     if 0 < stage < stages - 1 and stage - 1 not in lost and stage + 1 not in lost:
         return StageSource("average", (stage - 1, stage + 1))
-    return StageSource("nothing" if kept is None else "old copy" if kept == "copy" else "old checkpoint")
+    return StageSource("nothing" if newer is None else "old copy" if newer == "copy" else "old checkpoint")

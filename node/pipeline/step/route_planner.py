@@ -135,7 +135,7 @@ class RoutePlanner:
             return self._search_again(micros, stages, length, "moved")
         return last
 
-    def _search_again(self, micros: int, stages: Stages, length: int, why: str) -> _Planned:
+    def _search_again(self, micros: int, stages: Stages, length: int, reason: str) -> _Planned:
         """Search from scratch, and also improve the old plan, as far as its paths still exist."""
         room = sum(min(self._room * len(members), micros) for members in stages.values())
         paths = min(micros, max(1, room // (length - 1)))
@@ -154,11 +154,11 @@ class RoutePlanner:
             if len(last.paths) == len(best.paths):
                 old = improve(instance, last.paths, seed=self._seed + self.plans, tries=self._tries // 2)
                 best = min(best, old, key=lambda plan: plan.makespan)
-        return self._take(_Planned(asked, stages, frozenset(_peers(stages)), instance, best), why)
+        return self._take(_Planned(asked, stages, frozenset(_peers(stages)), instance, best), reason)
 
-    def _take(self, found: _Planned, why: str) -> _Planned:
-        self.reasons[why], self.newest, self._age = self.reasons[why] + 1, why, 0
-        facts = {"why": why, "paths": len(found.paths), "seconds": round(found.plan.makespan, 3)}
+    def _take(self, found: _Planned, reason: str) -> _Planned:
+        self.reasons[reason], self.newest, self._age = self.reasons[reason] + 1, reason, 0
+        facts = {"why": reason, "paths": len(found.paths), "seconds": round(found.plan.makespan, 3)}
         self._emit("planned", facts)
         return found
 
