@@ -137,7 +137,7 @@ def init(
     except OSError as error:
         raise InputError(f"cannot write {file}: {error.strerror}", "name another file") from None
     print(f"wrote {file}")
-    print(f"what it would cost:  thinwire plan {file} --link {answers.link} --step SECONDS")
+    print(f"cost estimate:       thinwire plan {file} --link {answers.link} --step SECONDS")
     print(f"begin:               thinwire start {file}")
     if lines := node_lines(answers):
         print(f"settings of this machine, for {config.directories.node_file}:", *lines, sep="\n    ")

@@ -69,7 +69,11 @@ async def check_network(
         refusal = next(answer for answer in answers if isinstance(answer, Refuse))
         fault = f"no peer of the invite answers: {refusal.detail or refusal.code}"
         rest = (skipped(name, "no peer answers") for name in _OTHERS[1:])
-        return [*found, failed("reached", fault, "ask for a new invite, or let a firewall pass what goes out"), *rest]
+        return [
+            *found,
+            failed("reached", fault, "ask for a new invite, or allow outgoing connections in the firewall"),
+            *rest,
+        ]
     return [*found, *judged(sightings, port, wall()), check_rate(ballast)]
 
 

@@ -161,7 +161,9 @@ def _load(swarm: FinishedSwarm, child: Child, found: Proof) -> SavedModel:
     if end is not None and "state" in end:
         final = end["state"]  # digest of all its fragments, each of which other peers have too
     if loaded.snapshot.digest.hex() != final:
-        return SavedModel(str(loaded.path), fault=f"the checkpoint of {child.name} is not what the replicas ended with")
+        return SavedModel(
+            str(loaded.path), fault=f"the checkpoint of {child.name} differs from the final state of the replicas"
+        )
     config = swarm.config
     training = prepare(
         swarm.manifest,

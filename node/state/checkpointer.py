@@ -87,7 +87,7 @@ class Checkpointer:
             try:
                 remark = await work(partial(one.load_private, own, inner))
             except (KeyError, ValueError) as error:
-                remark = f"what this replica had for itself is lost: {error}"
+                remark = f"the private state of this replica is lost: {error}"
             if remark:
                 self._emit("checkpoint", {"detail": remark})
         others = {name: one for name, one in private.tensors.items() if not name.startswith(_OWN)}

@@ -127,7 +127,7 @@ class GossipSession(ReplicaSession):
 
     def refuse(self, peer: PeerId, reason: str) -> None:
         """Report that a partner's contribution is not used in this round."""
-        self.report("refused", f"what {short(peer)} sent: {reason}")
+        self.report("refused", f"the contribution of {short(peer)}: {reason}")
 
     @property
     def overtaken(self) -> bool:
