@@ -61,11 +61,11 @@ def test_fuzzer_finds_planted_bug(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("target", range(TARGETS))
-def test_decoder_survives_ten_million_inputs(tmp_path: Path, target: int) -> None:
-    code, output, tally = fuzz(tmp_path, 10_000_000, f"-only={target}", seed=20261121)
+def test_decoder_survives_half_a_million_inputs(tmp_path: Path, target: int) -> None:
+    code, output, tally = fuzz(tmp_path, 500_000, f"-only={target}", seed=20261121)
     print(tally)
     assert code == 0, output[-4000:]
-    assert tally["inputs"] >= 10_000_000
+    assert tally["inputs"] >= 500_000
 
 
 @pytest.mark.parametrize("spec", ["topk", "topk|2bit|fixed", "topk(k=4096)", "demo"])

@@ -18,7 +18,7 @@ from thinwire.sims.trials.families import CHURN, FAMILIES
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.method_specs import registry
 
-TRIAL, SOAK = 1, 600
+TRIAL, SOAK = 1, 120
 """Seeds of each family with `make trial` and with `make soak`, including the first ones."""
 
 TOGETHER = 20

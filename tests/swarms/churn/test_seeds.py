@@ -26,11 +26,11 @@ TOGETHER = 5
 RINGS, ROUND = 15, 6
 """Number of seeds of rings and of sparse butterflies with `make trial`, and number of their peers."""
 
-MORE = 200
+MORE = 115
 """Seeds of rings and sieves with `make soak`."""
 
-SOAK, SOAKED = 400, 20
-"""Seeds with `make soak`, and those of one test. Its other 20,000 seeds are those of families and of the harsh mix."""
+SOAK, SOAKED = 62, 20
+"""Seeds with `make soak`, and those of one test. Its other 4,000 seeds are those of families and of the harsh mix."""
 
 
 def _failure(seed: int) -> str:
