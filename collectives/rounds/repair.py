@@ -14,8 +14,8 @@ from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Digest, Fetch, PeerId, Proposal, Result, ResultRecord
 
-TIMES = 3
-"""Number of times that a peer gets the results of one round from another one."""
+TIMES = 8
+"""Number of times that a peer may ask another one for the results of a round over one link: often enough after time-outs."""
 
 Paced = Callable[[PeerId, int], bool]
 """Function that returns whether the results of a round go to a peer with pauses."""
@@ -199,8 +199,9 @@ class ResultServer:
         """Number of results that were sent to each peer."""
 
     def on_link_down(self, peer: PeerId) -> None:
-        """Note that a peer may have lost the claims that it was shown."""
+        """Note that a peer may have lost what it was sent."""
         self._proved.pop(peer, None)
+        self._served.pop(peer, None)
 
     def serve(self, sender: PeerId, message: Fetch) -> None:
         """Send the requested results that are here, and a record of all; before the commit also claims."""

@@ -54,7 +54,7 @@ class CatchUp:
         self.gone: set[PeerId] = set()
         """Peers that have left, or refuse connections; they are not waited for."""
         self.began_late = False
-        """True if other peers were past the round in progress when it began here."""
+        """True if most of the other live members claimed to be past the round in progress when it began here."""
         self._claims, self._now = ProgressClaims(now), now
         self._replica, self._states, self._round_factory, self._current = replica, states, factory, current
         self._roster, self._live, self._send_queue = presence.roster, presence.live, presence.send_queue
@@ -101,8 +101,9 @@ class CatchUp:
 
     @property
     def claimed_over(self) -> bool:
-        """True if a peer claims that the round in progress has committed; without proof."""
-        return self._claims.committed(self._current().round)
+        """True if most of the other live members claim that the round in progress has committed, with or without proof."""
+        members = self._live_members()
+        return 2 * len(self._claims.past(self._current().round).intersection(members)) > len(members)
 
     def begin(self) -> list[PeerId]:
         """Begin a round; return the peers to ask how it ended."""
@@ -110,7 +111,7 @@ class CatchUp:
         self._states.forget(*self._states.without)
         self._outdated, self._proved_since = False, None
         further = self._claims.begin(self._current().round)
-        self.began_late = bool(further)
+        self.began_late = self.claimed_over
         return further
 
     def on_link_up(self, peer: PeerId) -> None:

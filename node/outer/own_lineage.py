@@ -80,7 +80,7 @@ class OwnLineage:
         longest = PATIENCES * agreement.terms.patience
         if current.follows and not current.exhausted:
             longest = max(LATEST, longest)
-        lost = current.missing_results and now >= self._missing[1] + longest
+        lost = current.missing_results and now >= max(self._missing[1], current.moved) + longest
         able = (agreement.able or agreement.commit is not None) and not (current.unobtainable or lost)
         if not self._replica.members or current.complete or able:
             self._quorum_wait.end()

@@ -51,10 +51,10 @@ class ProgressClaims:
         """Note the claim of a peer that it has committed `round`."""
         self._claims[peer] = round
 
-    def committed(self, round: int) -> bool:
-        """Return True if a peer claims to have committed `round`, or sends messages of a later one."""
-        later = any(seen > round for seen in self._seen.values())
-        return later or any(claimed >= round for claimed in self._claims.values())
+    def past(self, round: int) -> set[PeerId]:
+        """Return the peers that claim to have committed `round`, or send messages of a later one."""
+        later = {peer for peer, seen in self._seen.items() if seen > round}
+        return later | {peer for peer, claimed in self._claims.items() if claimed >= round}
 
     def unproved(self, round: int, moved: float, patience: float, *, waits: bool) -> list[PeerId]:
         """Return the peers to ask for a proof now: each once in a patience, at most ASKED at a time.

@@ -40,6 +40,9 @@ SIDE_BY_SIDE = 2
 SNAPSHOT_SECONDS = 15.0
 """Seconds for which the state of a round is stored after the last request for a chunk was served."""
 
+STORED = 3
+"""Number of rounds whose states are stored for readers, besides the replica."""
+
 WHOLE = 2
 """Number of states that a reader may have at once before its allowance is spent."""
 
@@ -69,9 +72,9 @@ class StateServer:
     rounds may wait for them, and neither are readers of a state so old that they would soon find no stored rounds to follow
     it.
 
-    States of at most two rounds are stored. While both have readers, newcomers get the newer one, and follow the later rounds.
-    Each reader has an allowance of chunks. Without it, its chunks have pauses in any case, and its state gives way to newer
-    ones. So a peer that reads for ever takes little of the uplink, and holds no state for long.
+    States of at most STORED rounds are stored. A newcomer is always offered the newest, because a liar may offer a false state
+    of a round that no honest peer offers. Each reader has an allowance of chunks. Without it, its chunks have pauses, and its
+    state is the first to be dropped. So a peer that reads for ever takes little of the uplink.
     """
 
     def __init__(
@@ -98,8 +101,8 @@ class StateServer:
         self._allowance = TokenBuckets(WHOLE * chunks, chunks / REFILL_SECONDS)
         self._spent: set[PeerId] = set()
         """Readers without an allowance."""
-        self._snapshot: _Snapshot | None = None
-        self._older: _Snapshot | None = None
+        self._stored: list[_Snapshot] = []
+        """Offered states, the oldest first; the last one may be that of the replica."""
         self._waiting: set[PeerId] = set()
         self.held = False
         """True while the replica changes."""
@@ -124,8 +127,7 @@ class StateServer:
         copy the readers have to ask for the next state, and the checkpoint fails.
         """
         self.held = True
-        if self._snapshot is not None and not self._snapshot.readers:
-            self._snapshot = None
+        self._keep(lambda one: bool(one.readers))
 
         def change() -> Result:
             self._replica.move_from_twins()
@@ -135,8 +137,7 @@ class StateServer:
             return result
 
         changed: Result = await work(change)
-        if self._snapshot is not None and self._snapshot.twin.lost:
-            self._snapshot = None
+        self._keep(lambda one: not one.twin.lost)
         return changed
 
     def resume(self) -> None:
@@ -150,22 +151,21 @@ class StateServer:
     @property
     def busy(self) -> bool:
         """True while states are stored for readers, so that `on_tick` has work."""
-        return self._snapshot is not None or self._older is not None or bool(self._hurried)
+        return bool(self._stored or self._hurried)
 
     @property
     def read(self) -> bool:
         """True if a peer reads the state of a round."""
-        return any(one is not None and one.readers for one in (self._snapshot, self._older))
+        return any(one.readers for one in self._stored)
 
     @property
     def copied(self) -> int:
         """Bytes of states that are stored for readers besides the replica."""
-        snapshots = (self._snapshot, self._older)
-        return sum(one.twin.state.nbytes for one in snapshots if one is not None and self._left(one))
+        return sum(one.twin.state.nbytes for one in self._stored if self._left(one))
 
-    def _is_read(self, snapshot: _Snapshot | None) -> bool:
+    def _is_read(self, snapshot: _Snapshot) -> bool:
         """Return True if a reader that has an allowance has got chunks of this state."""
-        return snapshot is not None and snapshot.served is not None and bool(snapshot.readers - self._spent)
+        return snapshot.served is not None and bool(snapshot.readers - self._spent)
 
     def _left(self, snapshot: _Snapshot) -> bool:
         """Return True if the replica does not use this state any more."""
@@ -173,13 +173,10 @@ class StateServer:
 
     def done(self, peer: PeerId, round: int = LAST_ROUND) -> None:
         """Note that a peer takes part in `round`, so that it has the state before it."""
-        for snapshot in (self._snapshot, self._older):
-            if snapshot is not None and snapshot.offer.round < round:
+        for snapshot in self._stored:
+            if snapshot.offer.round < round:
                 snapshot.readers.discard(peer)
-        if self._snapshot is not None and self._left(self._snapshot) and not self._snapshot.readers:
-            self._snapshot = None
-        if self._older is not None and not self._older.readers:
-            self._older = None
+        self._keep(lambda one: bool(one.readers) or not self._left(one))
 
     def on_link_down(self, peer: PeerId) -> None:
         """Forget a reader; chunks that the peer owes are asked of others."""
@@ -223,25 +220,36 @@ class StateServer:
         """Drop states that were not requested for SNAPSHOT_SECONDS, or that no stored rounds continue."""
         if not self.busy:
             return
-        self._snapshot, self._older = self._current(self._snapshot), self._current(self._older)
+        self._keep(self._is_current)
         self._pace()
 
-    def _current(self, snapshot: _Snapshot | None) -> _Snapshot | None:
-        if snapshot is None:
-            return None
+    def _is_current(self, snapshot: _Snapshot) -> bool:
         if any(self._send_queue.requested(peer, StateChunk, self._fragment) for peer in snapshot.readers):
             snapshot.used = self._now()  # its pauses may be longer
-        old = self._now() > snapshot.used + SNAPSHOT_SECONDS
-        return None if old or self._history.spent(snapshot.offer.round) >= 1 else snapshot
+        return self._now() <= snapshot.used + SNAPSHOT_SECONDS and self._history.spent(snapshot.offer.round) < 1
+
+    def _keep(self, wanted: Callable[[_Snapshot], bool]) -> None:
+        """Drop the states that are not `wanted`. Their readers learn that at once, and look for a newer one."""
+        dropped = [one for one in self._stored if not wanted(one)]
+        self._stored = [one for one in self._stored if one not in dropped]
+        for snapshot in dropped:
+            for peer in sorted(snapshot.readers):
+                self._tell_dropped(peer, snapshot.offer.round)
+
+    def _tell_dropped(self, peer: PeerId, round: int) -> None:
+        """Send empty chunks instead of those of this round's state that wait for a peer."""
+        for frame in self._send_queue.withdraw(peer, StateChunk, self._fragment):
+            message = frame.message
+            gone = isinstance(message, StateChunk) and message.round == round
+            self._send_queue.bulk(peer, Frame(message) if gone else frame, requested=True)
 
     def _pace(self) -> None:
         """Decide which readers have pauses."""
         hurried: set[PeerId] = set()
-        self._spent &= {peer for one in (self._snapshot, self._older) if one is not None for peer in one.readers}
-        for snapshot in (self._snapshot, self._older):
-            if snapshot is not None:
-                late = not self._paced or self._history.spent(snapshot.offer.round) > HURRY
-                hurried |= snapshot.readers if late else snapshot.readers.intersection(self._replica.members)
+        self._spent &= {peer for one in self._stored for peer in one.readers}
+        for snapshot in self._stored:
+            late = not self._paced or self._history.spent(snapshot.offer.round) > HURRY
+            hurried |= snapshot.readers if late else snapshot.readers.intersection(self._replica.members)
         hurried -= self._spent
         for peer in sorted(hurried ^ self._hurried):
             self._send_queue.hurry((peer, self._fragment), peer in hurried)
@@ -308,7 +316,7 @@ class StateServer:
         )
 
     def _offer(self, peer: PeerId) -> None:
-        replica, snapshot = self._replica, self._snapshot
+        replica = self._replica
         if self._send_queue.requested(peer, StateOffer, self._fragment) > 2 * IN_FLIGHT:
             return  # the peer has not even read the earlier offers
         if not self.entered:
@@ -320,11 +328,8 @@ class StateServer:
         if self.held:
             self._waiting.add(peer)
             return
-        newest = snapshot is not None and snapshot.offer.digest == replica.digest
-        if snapshot is None or not (newest or (self._is_read(snapshot) and self._is_read(self._older))):
-            # Its round is over, so the replica has left it. Requests for an offer do not displace a state with readers.
-            if snapshot is not None and snapshot.readers and not self._is_read(self._older):
-                self._older = snapshot
+        if not self._stored or self._stored[-1].offer.digest != replica.digest:
+            self._make_room()
             offer = StateOffer(
                 replica.round,
                 replica.digest,
@@ -341,17 +346,31 @@ class StateServer:
                 detail = "the members have changed too often: their proof is too long, so no peer can join or catch up"
                 self._report("alarm", detail)
             proof = b"".join(replica.hashes) + replica.proof
-            snapshot = self._snapshot = _Snapshot(offer, proof, replica.twin(), self._now())
+            self._stored.append(_Snapshot(offer, proof, replica.twin(), self._now()))
+        snapshot = self._stored[-1]
         snapshot.used = self._now()
         snapshot.readers.add(peer)
         self._send_queue.bulk(peer, Frame(snapshot.offer, snapshot.proof), requested=True)
+
+    def _make_room(self) -> None:
+        """Drop states for that of a new round: first those that no peer reads, but for the last one, then the newest.
+
+        The readers of the newest have the fewest chunks.
+        """
+        self._keep(lambda one: one is self._stored[-1] or self._is_read(one))
+        if len(self._stored) >= STORED:
+            worst = next((one for one in self._stored if not self._is_read(one)), self._stored[-1])
+            self._keep(lambda one: one is not worst)
+
+    def _chunk(self, round: int, index: int, payload: Buffer) -> Frame:
+        return Frame(StateChunk(round, index, self._fragment), payload)
 
     def _serve(self, peer: PeerId, message: StateFetch) -> None:
         if self._send_queue.requested(peer, StateChunk) > SIDE_BY_SIDE * IN_FLIGHT:
             return  # an honest peer does not request as many at once, and each may cost a copy
         payload: Buffer = b""
-        for snapshot in (self._snapshot, self._older):
-            if snapshot is not None and snapshot.offer.round == message.round:
+        for snapshot in self._stored:
+            if snapshot.offer.round == message.round:
                 payload = snapshot.twin.lent_chunk(message.index, self._replica)
                 snapshot.used = snapshot.served = self._now()
                 snapshot.readers.add(peer)
@@ -359,9 +378,7 @@ class StateServer:
                     self._spent.add(peer)
                 self._pace()
                 break
-        self._send_queue.bulk(
-            peer, Frame(StateChunk(message.round, message.index, self._fragment), payload), requested=True
-        )
+        self._send_queue.bulk(peer, self._chunk(message.round, message.index, payload), requested=True)
 
 
 def _finite(fetched: FetchedState) -> bool:

@@ -110,11 +110,14 @@ class SendQueue:
         """Send state to a reader without pauses, or with them."""
         self._bulk_priority.hurry(reader, hurried)
 
+    def withdraw(self, to: PeerId, kind: type[Message], fragment: int) -> list[Frame]:
+        """Remove the frames of state of a kind and fragment that wait for a peer, and return them."""
+        return self._state[to].take_deferred(kind, fragment) if to in self._state else []
+
     def end_pauses(self, to: PeerId, fragment: int) -> None:
         """Send the waiting results of a fragment to a peer without pauses."""
-        if to in self._state:
-            for frame in self._state[to].take_deferred(Result, fragment):
-                self.bulk(to, frame, requested=True)
+        for frame in self.withdraw(to, Result, fragment):
+            self.bulk(to, frame, requested=True)
 
     @property
     def idle(self) -> bool:

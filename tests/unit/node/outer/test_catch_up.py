@@ -44,7 +44,7 @@ class Here:
             pump=lambda: None,
             agreement=agreement,
         )
-        roster = SimpleNamespace(peers=SimpleNamespace(alive=lambda peer: True), record=SimpleNamespace(peer_id=ME))
+        roster = SimpleNamespace(peers=SimpleNamespace(is_live=lambda peer: True), record=SimpleNamespace(peer_id=ME))
         send_queue = SimpleNamespace(control=lambda to, message: self.told.append((to, type(message))))
         self._fetched = iter(fetched)
         lineages = SimpleNamespace(
@@ -141,11 +141,13 @@ def test_sender_of_messages_of_a_later_round_is_asked_about_ours_a_few_times_in_
 
 def test_message_of_a_later_round_counts_but_asks_nothing_while_we_have_the_commit():
     here = Here()
-    here.current.agreement.commit = object()
+    here.current.agreement.commit = SimpleNamespace(proposal=SimpleNamespace(members=(ME, ANN)))
     assert not here.catch_up.claimed_over
+    here.catch_up.seen(BEN, 5)
+    assert not here.catch_up.claimed_over, "most members do not claim it"
     here.catch_up.seen(ANN, 5)
     assert here.catch_up.claimed_over and here.told == [] and not here.catch_up.began_late
-    assert here.catch_up.begin() == [ANN] and here.catch_up.began_late
+    assert here.catch_up.begin() == [ANN, BEN] and here.catch_up.began_late
     here.current.round = 5
     assert here.catch_up.begin() == [] and not here.catch_up.began_late, "the round of the others"
 

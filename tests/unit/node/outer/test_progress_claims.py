@@ -76,14 +76,13 @@ def test_claims_and_messages_of_our_own_round_are_not_questioned(here):
     assert here.ahead.unproved(3, 0.0, 2.0, waits=False) == [ANN, BEN]
 
 
-def test_claims_to_have_committed_a_round_are_those_of_it_and_messages_of_later_ones(here):
+def test_peers_past_a_round_claim_it_or_send_messages_of_later_ones(here):
     here.ahead.claimed(ANN, 3)
     here.ahead.seen(BEN, 4)
-    assert here.ahead.committed(3) and not here.ahead.committed(4)
+    assert here.ahead.past(3) == {ANN, BEN} and here.ahead.past(4) == set()
     here.ahead.begin(4)
-    assert not here.ahead.committed(4)
     here.ahead.claimed(ANN, 4)
-    assert here.ahead.committed(4)
+    assert here.ahead.past(4) == {ANN}
     here.ahead.on_link_down(ANN)
     here.ahead.seen(BEN, 5)
-    assert here.ahead.committed(4) and not here.ahead.committed(5)
+    assert here.ahead.past(4) == {BEN} and here.ahead.past(5) == set()

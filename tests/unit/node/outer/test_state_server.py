@@ -10,7 +10,7 @@ from kit.outer.chains import accepting
 from thinwire.collectives.consensus.chain import encode
 from thinwire.collectives.state_offers import ReceivedChains, state_digest, unchecked, vouched
 from thinwire.collectives.state_sync import IN_FLIGHT, accept_all
-from thinwire.node.outer.state_server import REFILL_SECONDS, SIDE_BY_SIDE, SNAPSHOT_SECONDS, WHOLE, StateServer
+from thinwire.node.outer.state_server import REFILL_SECONDS, SIDE_BY_SIDE, SNAPSHOT_SECONDS, STORED, WHOLE, StateServer
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
@@ -27,14 +27,14 @@ from thinwire.swarm.messages.registry import (
     StateOffer,
 )
 
-ANN, BEN, CAT, DAN = (name * 32 for name in (b"a", b"b", b"c", b"d"))
+ANN, BEN, CAT = (name * 32 for name in (b"a", b"b", b"c"))
 
 
 class Outbox:
     """Stores sent frames; `waiting`: reported bytes that wait for a peer."""
 
     def __init__(self):
-        self.sent, self.waiting, self.hurried = [], 0, set()
+        self.sent, self.waiting, self.hurried, self.deferred = [], 0, set(), []
 
     def bulk(self, to, frame, *, requested=False):
         assert requested
@@ -45,6 +45,10 @@ class Outbox:
 
     def requested(self, to, kind, fragment=None):
         return self.waiting
+
+    def withdraw(self, to, kind, fragment):
+        found, self.deferred = self.deferred, []
+        return found
 
     def hurry(self, reader, hurried):
         (self.hurried.add if hurried else self.hurried.remove)(reader)
@@ -184,48 +188,50 @@ def test_peer_that_only_asks_does_not_displace_a_reader():
     run(work)
 
 
-def test_newcomer_gets_the_newer_of_two_states_that_are_read_and_the_newest_once_one_is_free():
-    """A third state would take the chunks from a reader in the middle of its transfer, which would begin again."""
+def test_newcomer_gets_the_newest_state_and_the_latest_readers_of_too_many_learn_that_theirs_is_gone():
+    """An offer of an older state would let a liar offer a false newest one that no honest peer contradicts."""
 
     def work():
         here = Server()
-        here.ask(ANN)
-        here.fetch(ANN, 0)
-        here.step()
-        second = here.ask(BEN)
-        here.fetch(BEN, 1)
-        here.step()
-        assert here.ask(CAT) == second and here.fetch(CAT, 1)
-        assert here.fetch(ANN, 0, 1) and here.fetch(BEN, 1, 1)
-        here.server.done(ANN)
-        assert here.ask(DAN).round == 2 and here.fetch(DAN, 2) and here.fetch(BEN, 1)
+        for round in range(STORED):
+            reader = bytes([round]) * 32
+            assert here.ask(reader).round == round and here.fetch(reader, round)
+            here.step()
+        waiting = [Frame(StateChunk(STORED - 1, index), b"chunk") for index in (1, 0)]
+        here.send_queue.deferred, before = waiting, len(here.send_queue.sent)
+        assert here.ask(ANN).round == STORED and here.fetch(ANN, STORED)
+        assert here.send_queue.sent[before : before + 2] == [(reader, Frame(one.message)) for one in waiting]
+        assert here.fetch(reader, STORED - 1) == b""
+        assert all(here.fetch(bytes([round]) * 32, round) for round in range(STORED - 1))
+        assert here.server.copied == (STORED - 1) * here.replica.state.nbytes
 
     run(work)
 
 
-def test_reader_that_has_had_its_allowance_has_pauses_and_its_state_gives_way():
+def test_reader_that_has_had_its_allowance_has_pauses_and_its_state_is_dropped_first():
     def work():
         here = Server()
-        here.ask(ANN)
         here.ask(BEN)
         here.spent = 0.6  # Readers of the last round's state have no pauses.
         here.step()
         for _ in range(2 * WHOLE):  # a state of two chunks
             here.fetch(BEN, 0)
-        assert here.send_queue.hurried == {(ANN, 0), (BEN, 0)}
+        assert here.send_queue.hurried == {(BEN, 0)}
         here.fetch(BEN, 0)
-        assert here.send_queue.hurried == {(ANN, 0)}
-        here.server.done(ANN)
-        here.ask(ANN)
-        here.fetch(ANN, 1)
+        assert here.send_queue.hurried == set()
         here.spent = 0.0
-        here.step()
-        assert here.ask(CAT).round == 2 and here.fetch(ANN, 1) and not here.fetch(BEN, 0)
+        for round in range(1, STORED):
+            here.ask(bytes([round]) * 32)
+            here.fetch(bytes([round]) * 32, round)
+            here.step()
+        assert here.ask(CAT).round == STORED and here.fetch(BEN, 0) == b""
+        assert all(here.fetch(bytes([round]) * 32, round) for round in range(1, STORED))
         here.now += REFILL_SECONDS / 2
+        here.server.done(bytes([1]) * 32)
         here.ask(BEN)
         here.spent = 0.6
         here.step()
-        here.fetch(BEN, 2)
+        here.fetch(BEN, STORED)
         assert (BEN, 0) in here.send_queue.hurried
 
     run(work)
