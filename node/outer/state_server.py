@@ -374,8 +374,8 @@ class StateServer:
                 payload = snapshot.twin.lent_chunk(message.index, self._replica)
                 snapshot.used = snapshot.served = self._now()
                 snapshot.readers.add(peer)
-                if not self._allowance.take(peer, self._now()):
-                    self._spent.add(peer)
+                within = self._allowance.take(peer, self._now())
+                (self._spent.discard if within else self._spent.add)(peer)
                 self._pace()
                 break
         self._send_queue.bulk(peer, self._chunk(message.round, message.index, payload), requested=True)

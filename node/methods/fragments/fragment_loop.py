@@ -229,7 +229,7 @@ class FragmentLoop(RoundLoop):
             if not schedule.begun_without_us:
                 return True
             await self._wait(pending)
-            if pending.left or not await self._is_missed(schedule.loop.session):
+            if pending.left or task.result().commit is None or not await self._is_missed(schedule.loop.session):
                 return False
             self._conclude(pending)
 

@@ -282,6 +282,27 @@ def test_peer_follows_all_missed_rounds_of_a_fragment_in_one_turn(proves):
     assert at[1] - at[0] == pytest.approx(0.0 if proves else 1.0, abs=0.2)
 
 
+def test_turn_ends_if_the_state_of_a_missed_round_cannot_be_fetched():
+    """Training continues: the next turn of the fragment tries again."""
+    turns = []
+
+    def change(table):
+        seat = table.slots[0]
+        schedule, session = seat.rounds.schedules[1], seat.session.sessions[1]
+        session.overtaken = True
+
+        async def fail(*, weight, loss, speed):
+            schedule.begun_without_us = True
+            schedule.was_read.set()
+            turns.append(weight)
+            return Outcome()
+
+        schedule.loop.sync = fail
+
+    drive(streaming(3, 4), 7, count=1, change=change)
+    assert len(turns) == 2
+
+
 def test_error_in_a_fragment_is_raised():
     def change(table):
         async def broken(*given, **named):
