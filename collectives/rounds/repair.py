@@ -15,7 +15,7 @@ from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Digest, Fetch, PeerId, Proposal, Result, ResultRecord
 
 TIMES = 8
-"""Number of times that a peer may ask another one for the results of a round over one link: often enough after time-outs."""
+"""Number of times that a peer gets the results of a round over one link: enough after time-outs."""
 
 Paced = Callable[[PeerId, int], bool]
 """Function that returns whether the results of a round go to a peer with pauses."""

@@ -101,7 +101,7 @@ class CatchUp:
 
     @property
     def claimed_over(self) -> bool:
-        """True if most of the other live members claim that the round in progress has committed, with or without proof."""
+        """True if most of the other live members claim that the round in progress has committed."""
         members = self._live_members()
         return 2 * len(self._claims.past(self._current().round).intersection(members)) > len(members)
 

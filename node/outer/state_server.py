@@ -353,9 +353,10 @@ class StateServer:
         self._send_queue.bulk(peer, Frame(snapshot.offer, snapshot.proof), requested=True)
 
     def _make_room(self) -> None:
-        """Drop states for that of a new round: first those that no peer reads, but for the last one, then the newest.
+        """Drop states for that of a new round.
 
-        The readers of the newest have the fewest chunks.
+        First those that no peer reads, except the newest; then, if there are still too many, the newest, whose readers have the
+        fewest chunks.
         """
         self._keep(lambda one: one is self._stored[-1] or self._is_read(one))
         if len(self._stored) >= STORED:

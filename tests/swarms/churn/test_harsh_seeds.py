@@ -178,7 +178,7 @@ def test_trial_command_plays_the_harsh_mix(monkeypatch, words, names):
     seen = []
 
     def examine(scenario, *, command, **rest):
-        seen.append((scenario, command(scenario.seed, None)))
+        seen.append((scenario, command(scenario.seed)))
 
     monkeypatch.setattr(trial, "examine", examine)
     assert trial.main(words) == 0
