@@ -250,7 +250,8 @@ class StateServer:
         for snapshot in self._stored:
             late = not self._paced or self._history.spent(snapshot.offer.round) > HURRY
             hurried |= snapshot.readers if late else snapshot.readers.intersection(self._replica.members)
-        hurried -= self._spent
+        if self._paced:
+            hurried -= self._spent.difference(self._replica.members)
         for peer in sorted(hurried ^ self._hurried):
             self._send_queue.hurry((peer, self._fragment), peer in hurried)
         self._hurried = hurried

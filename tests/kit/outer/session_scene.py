@@ -190,13 +190,14 @@ class Scene:
         self.on_message(ANN, Commit(proposal, digest, proofs))
 
     async def finish_round(self):
-        """Commit the round, apply it, and begin the next one."""
+        """Commit the round, apply it, and begin the next one; return its outcome."""
         self.announce()
         self.deliver_round()
         outcome = await self.session.outcome(give_up=1.0)
         assert outcome.commit is not None
         await self.session.change(at_once, lambda: self.replica.commit(outcome, ME))
         self.session.advance()
+        return outcome
 
 
 def lone_fork(scene, peer, life, base=None):

@@ -722,10 +722,13 @@ def test_peer_gets_the_results_of_a_round_a_few_times_only(harness):
     harness.queue.sent.clear()
     digest = digest_of([blake3.blake3(harness.result(i)).digest() for i in range(6)])
     for _ in range(20):
-        harness.on_message(OTHER, Fetch(1, 0, digest, tuple(range(4))))
+        harness.on_message(PEERS[4], Fetch(1, 0, digest, tuple(range(4))))
     assert len(harness.sent(Result)) == TIMES * 6
+    harness.on_message(OTHER, Fetch(1, 0, digest, (0,)))
+    assert len(harness.sent(Result)) == 1, "a member"
+    harness.round.on_link_down(PEERS[4])
     harness.on_message(PEERS[4], Fetch(1, 0, digest, (0,)))
-    assert len(harness.sent(Result)) == 1, "another peer"
+    assert len(harness.sent(Result)) == 1, "over another link"
 
 
 def test_peer_that_follows_gets_results_with_pauses_after_the_commit(harness):

@@ -56,6 +56,21 @@ def test_session_applies_rounds_and_remembers_them():
     asyncio.run(main())
 
 
+def test_outcome_states_whether_most_others_were_past_the_round_when_it_began():
+    async def main():
+        scene = Scene()
+        scene.on_message(ANN, Ask(3, 0))
+        scene.on_message(BEN, Ask(2, 0))
+        assert not (await scene.finish_round()).began_late
+        assert not (await scene.finish_round()).began_late, "only one other peer was past it"
+        for peer in (ANN, BEN, CAT):
+            scene.on_message(peer, Ask(5, 0))
+        assert not (await scene.finish_round()).began_late, "they are past it now, and were not when it began"
+        assert (await scene.finish_round()).began_late
+
+    asyncio.run(main())
+
+
 def test_restarted_peer_with_its_votes_has_a_vote_at_once_and_remembers_its_promise():
     store = MemoryVoteStore()
     before = Scene(votes=lambda fragment: store)

@@ -461,8 +461,20 @@ def test_unpaced_server_never_pauses():
     def work():
         here = Server(paced=False)
         here.ask(BEN)
-        here.fetch(BEN, 0)
+        for _ in range(4 * WHOLE):
+            here.fetch(BEN, 0)
         assert here.send_queue.hurried == {(BEN, 0)}
+
+    run(work)
+
+
+def test_member_never_has_pauses():
+    def work():
+        here = Server()
+        here.ask(ANN)
+        for _ in range(4 * WHOLE):
+            here.fetch(ANN, 0)
+        assert here.send_queue.hurried == {(ANN, 0)}
 
     run(work)
 
