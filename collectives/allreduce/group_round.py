@@ -100,7 +100,7 @@ def group_round(
         phase=phase,
         reducer=share.elements,
         aside=context.aside,
-        stirred=lambda: made.pump(),
+        on_result=lambda: made.pump(),
     )
     made = Round(
         agreement,

@@ -7,7 +7,7 @@ lists only: the contributors, and the members, which have a vote in the next rou
 Paxos Made Simple, 2001) with these departures: the first leader is known beforehand (rendezvous ranking of the members) and
 needs no first phase for term 1; an acceptor votes only when it holds every result, so that a vote is also a promise to
 serve them; and members that leave are taken out of the quorum by their farewells (see `quorum`). Two rules keep liars from
-holding a round: of each peer only so many ballots are followed (`acceptor`), and if no commit is possible on a reported
+stopping a round: of each peer only so many ballots are followed (`acceptor`), and if no commit is possible on a reported
 vote, it does not bind (`justification.bound`).
 
     Ready      all -> all              announcement of a contribution, before its data
@@ -15,11 +15,11 @@ vote, it does not bind (`justification.bound`).
                                        promises from which its value follows
     Vote       all -> leader           all results are here, their digest is D
     Commit     leader -> all           D, with the votes that prove it; peers that have the proposal get a CompactCommit
-    Prepare    candidate -> all        the leader is gone or stuck, or a peer must be left out: report your last vote
+    Prepare    candidate -> all        the leader is gone or stands still, or a peer must be left out: report your last vote
     Promise    all -> candidate        the last vote; no lower ballot gets another one
     Decline    peer -> candidate       no state of this fragment, so no commit is known here
     Blame      participant -> leader   that peer stops our progress
-    Ask        any -> any              a latecomer asks for announcements, or for the end of the round
+    Ask        any -> any              a late peer asks for announcements, or for the end of the round
     Leave      member -> all           the last vote, and no further one in this round
     ShownReady any -> any              an announcement that an adopted proposal names
 
@@ -71,7 +71,7 @@ from thinwire.swarm.messages.registry import (
 class Agreement:
     """One peer's part in agreeing on one round of one fragment.
 
-    Feed it `announce`, `on_message`, `reach`, `on_link_down`, `progress`, `complete`, `accuse` and `tick`; after each call
+    Call `announce`, `on_message`, `reach`, `on_link_down`, `progress`, `complete`, `accuse` and `tick`; after each call
     send what `take` returns ((peer or None for everyone reachable, message) pairs) and look at `proposal`, `commit` and
     `diverged`. `sign(message)` and `verify(peer, message, signature)` are the identity's. `voter`: False if this peer must
     not vote. `idle`: peers without chunks from the start. `barred`: peers that must not contribute because they withheld
@@ -184,7 +184,7 @@ class Agreement:
         if proposal is None or self.commit is not None or self.me not in self.terms.members:
             return  # Votes of others do not count, and a newcomer that loses its votes unnoticed could contradict them.
         if self.announcements.contradicted(proposal):
-            return  # The leader may be one with the contributor. The others need our vote to commit.
+            return  # The leader and the contributor may lie together. The others need our vote to commit.
         if not self._acceptor.vote(proposal, digest):
             return
         self._turn.follow(proposal.ballot.leader, now)
@@ -204,7 +204,7 @@ class Agreement:
             self._proposer.on_blame(self.me, blame, self.proposal, now)
             self.tick(now)
         else:
-            # An announcement is evidence for each peer with another one, also if the leader does not care.
+            # An announcement is evidence for each peer with another one, also if the leader ignores it.
             self._out.append((self.proposal.ballot.leader if blame.said is None else None, blame))
 
     def reach(self, peer: PeerId) -> None:
@@ -228,7 +228,7 @@ class Agreement:
         self.tick(now)
 
     def leave(self) -> None:
-        """Say farewell if we are a member, because our process ends in a moment, and if it helps the others."""
+        """Send our farewell if we are a member and it helps the others: our process ends in a moment."""
         # If the members that we reach are no quorum without us, our farewell would help none of them.
         if self._electorate.spares_me and self.me in self.terms.members and self.voter and self.abstain():
             self._send_farewell()
@@ -424,7 +424,7 @@ class Agreement:
     # --- time, and ballots of this peer
 
     def tick(self, now: float) -> None:
-        """Let time pass: open when all are ready or the grace is over, replace a leader that is gone or stuck."""
+        """Let time pass: open a ballot when it is time, replace a leader that is gone or stands still."""
         if self.commit is not None or self.diverged or not self.voter:
             return
         if self._proposer.preparing:

@@ -184,7 +184,7 @@ class RoundFactory:
             banned=self._banned,
             trial=self._trial,
         )
-        data_plane = self._plane(agreement, grid, seed, turn, stirred=lambda: current.pump())
+        data_plane = self._plane(agreement, grid, seed, turn, on_result=lambda: current.pump())
         current = Round(
             agreement,
             data_plane,
@@ -209,7 +209,7 @@ class RoundFactory:
         return self._send_queue.bandwidth.settle() if self._by_bandwidth else (0, 0)
 
     def _plane(
-        self, agreement: Agreement, grid: Grid, seed: bytes, turn: int, stirred: Callable[[], None]
+        self, agreement: Agreement, grid: Grid, seed: bytes, turn: int, on_result: Callable[[], None]
     ) -> DataPlane:
         usual = self._usual.setdefault(turn, {})
         common: dict[str, Any] = dict(send_queue=self._send_queue, now=self._now, usual=usual, phase=self._phase)
@@ -217,7 +217,7 @@ class RoundFactory:
             return AllGather(agreement, screen=self._codec, pieces=grid, **common)
         common |= dict(codec=self._codec, grid=grid)
         if self._collective == "sparse-butterfly":
-            common |= dict(aside=self._aside, stirred=stirred)
+            common |= dict(aside=self._aside, on_result=on_result)
             return SparseShardedReduce(
                 agreement, owner_residuals=self.owner_residuals, ownership_seed=self._run_id, **common
             )
@@ -226,7 +226,7 @@ class RoundFactory:
             return Hierarchy(agreement, groups=self._usual.setdefault(-1 - turn, {}), **common)
         if self._topology == "ring":
             return Ring(agreement, guarded=self._guarded, **common)
-        common |= dict(audited=self._audited, bound=self._bound, aside=self._aside, stirred=stirred)
+        common |= dict(audited=self._audited, bound=self._bound, aside=self._aside, on_result=on_result)
         return Butterfly(agreement, **common)
 
     @property

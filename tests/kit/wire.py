@@ -97,9 +97,9 @@ class Peer:
             stream._transport.abort()
 
     @property
-    def station(self):
+    def sockets(self):
         """Return the shared parts of this peer's links: receive queue, buffer pool, limits, identity."""
-        return self.transport._station
+        return self.transport._sockets
 
     @property
     def offers(self):

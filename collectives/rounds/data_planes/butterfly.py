@@ -72,14 +72,14 @@ class Butterfly(DataPlane):
     contain; None: no result is refused for its norm. audited: other peers may compute results again after the round, with
     `audit_data`; then an owner signs only for results that it has computed itself. Subclasses have no bound and no audits:
     their owners do not have all contributions, or use other values, too. aside: computes large results, one after the other;
-    at_once: when the last contribution arrives. stirred: called when `aside` has computed a result, because there may be
+    at_once: when the last contribution arrives. on_result: called when `aside` has computed a result, because there may be
     messages to send.
     """
 
     # An owner that waits for a contribution gets the time to name its sender before the others name the owner.
     accusation_patiences: ClassVar[Mapping[str, float]] = {"result missing": 1.25}
     repair_patiences: ClassVar[float] = (
-        0.25  # data being sent arrives by then, and peers keep results for one more round only
+        0.25  # data being sent arrives by then, and peers store results for one more round only
     )
 
     def __init__(
@@ -99,7 +99,7 @@ class Butterfly(DataPlane):
         audited: bool = False,
         bound: NormBound | None = None,
         aside: Work = at_once,
-        stirred: Callable[[], None] = _nothing,
+        on_result: Callable[[], None] = _nothing,
     ) -> None:
         super().__init__(
             agreement,
@@ -113,7 +113,7 @@ class Butterfly(DataPlane):
         self.grid, self.codec = grid, codec
         self._seed = seed
         self._reducer: ChunkReducer = reducer or Reducer(codec, rule, pool or BufferPool())
-        self._stirred = stirred
+        self._on_result = on_result
         self._owned = OwnedChunks(self.results, self._contributions, aside, send_queue.fail)
         self._collectors: tuple[PeerId, ...] = ()
         """Peer that receives the contributions to each chunk in the ballot in progress."""
@@ -122,7 +122,7 @@ class Butterfly(DataPlane):
         self._pace = OwnerPace()
         self._audited, self._screen = audited, ResultScreen(codec, grid, bound, agreement.announcements.find)
         self._records = OwnerRecords(agreement, self.results, audited=audited)
-        self._overlong = ""  # reason why the last result was refused for its norm
+        self._over_bound = ""  # reason why the last result was refused for its norm
         self.refused: dict[PeerId, str] = {}
         """Owners whose results were refused for their norms, with the reason."""
         self.audit_data: AuditData | None = None
@@ -198,7 +198,7 @@ class Butterfly(DataPlane):
         """Drop what waits for more data or computation: this round is over here."""
         super().halt()
         self._owned.clear()
-        self._stirred = _nothing
+        self._on_result = _nothing
 
     def settle(self) -> None:
         """Free the round's data; store what an audit needs."""
@@ -299,14 +299,14 @@ class Butterfly(DataPlane):
         """Publish a result that was computed aside, with its hash."""
         self._publish(index, *made)
         self._send_record()
-        self._stirred()
+        self._on_result()
 
     def _publish(self, index: int, result: Buffer, found: Digest) -> None:
         """Store a result of ours and send it to the other peers."""
         self.results.put(index, result, found)
         self._records.note_computed(index)
         self.progress.arrived()
-        self._pace.came(self.me, self.progress.moved)
+        self._pace.arrived(self.me, self.progress.moved)
         self.check()
         if self.proposal is not None:
             self._send_result(self.proposal, index, self._result_receivers(self.proposal, index))
@@ -353,7 +353,7 @@ class Butterfly(DataPlane):
         index = message.index
         if index >= len(self.grid) or self.results.chunks[index] is not None:
             return
-        self._overlong = ""
+        self._over_bound = ""
         vouches, check = self._is_result_source(sender, index), self._check_result
         taken = self.results.take(index, frame.payload, frame.hashed, check=check, from_owner=vouches)
         if taken is None and self.results.wanted is not None:
@@ -361,14 +361,14 @@ class Butterfly(DataPlane):
         elif taken:
             self.progress.arrived()
             if sender == self.owners[index]:
-                self._pace.came(sender, self.progress.moved)
+                self._pace.arrived(sender, self.progress.moved)
             if self.proposal is not None:
                 self._send_result(self.proposal, index, self._result_receivers(self.proposal, index))
             self.check()
         elif taken is False:
-            if self._overlong and sender == self.owners[index]:
-                self.refused[sender] = self._overlong
-            if self._overlong and self.proposal is not None:
+            if self._over_bound and sender == self.owners[index]:
+                self.refused[sender] = self._over_bound
+            if self._over_bound and self.proposal is not None:
                 self.agreement.refuse_leader(self.proposal)
             self.agreement.accuse(sender, "result", self._now())
 
@@ -379,7 +379,7 @@ class Butterfly(DataPlane):
             free = proposal is None or self.agreement.results_confirmed(proposal)
             self._screen.check(chunk, index, None if proposal is None or free else proposal.contributors)
         except CodecError as error:
-            self._overlong = str(error) if error.reason == "bound" else ""
+            self._over_bound = str(error) if error.reason == "bound" else ""
             raise
 
     def _take_record(self, sender: PeerId, record: ResultRecord, signature: bytes) -> None:
@@ -464,7 +464,7 @@ class Butterfly(DataPlane):
 
     @property
     def failed(self) -> set[PeerId]:
-        """Return peers that must not own chunks in the next rounds.
+        """Peers that must not own chunks in the next rounds.
 
         These are owners of the round's first ballot that own nothing in the last one, owners that signed for a result
         other than the settled one, and owners with many chunks that are slower than they announced.

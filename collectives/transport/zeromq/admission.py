@@ -52,13 +52,13 @@ UnixClock = Callable[[], int]
 class AdmissionPort:
     """Listens for strangers. `refused` counts failed visits by reason; `banned`: peers by transport key."""
 
-    def __init__(self, station: SharedSockets, decide: Decide, wall: UnixClock) -> None:
+    def __init__(self, sockets: SharedSockets, decide: Decide, wall: UnixClock) -> None:
         self.banned: dict[bytes, PeerId] = {}
         self.refused: dict[str, int] = {}
-        limits, clock = station.limits, asyncio.get_running_loop().time
+        limits, clock = sockets.limits, asyncio.get_running_loop().time
         addresses = TokenBuckets(limits.address_burst, limits.address_rate)
         keys = TokenBuckets(limits.key_burst, limits.key_rate)
-        self._station, self._decide, self._wall = station, decide, wall
+        self._sockets, self._decide, self._wall = sockets, decide, wall
         self._ballast = TokenBuckets(limits.ballast_burst, limits.ballast_rate)
         self._returned = 0  # visits in return that have not ended
         self._crowd = HalfOpen(
@@ -67,17 +67,17 @@ class AdmissionPort:
         self._visits: set[ControlConnection] = set()
         self._tasks: dict[ControlConnection, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
-        station.gatekeeper.allow(_DOMAIN, lambda key: key not in self.banned and keys.take(key, clock()))
+        sockets.gatekeeper.allow(_DOMAIN, lambda key: key not in self.banned and keys.take(key, clock()))
 
     async def open(self, host: str, port: int) -> int:
         """Listen; return the port, a free one if `port` is 0. Raises PortTaken."""
         self._server, port = await listen(self._visit, host, range(port, port + 1))
-        self._station.circuits.lanes[GATE] = lambda relay: self._visit()
+        self._sockets.circuits.lanes[GATE] = lambda relay: self._visit()
         return port
 
     async def close(self) -> None:
         """Close the port and end all visits."""
-        self._station.gatekeeper.forbid(_DOMAIN)
+        self._sockets.gatekeeper.forbid(_DOMAIN)
         if self._server is not None:
             self._server.close()
         for control in list(self._visits):
@@ -89,13 +89,13 @@ class AdmissionPort:
 
     def _visit(self) -> asyncio.Protocol:
         control = ControlConnection(
-            self._station,
+            self._sockets,
             _VISITOR,
             self._on_message,
             self._left,
             domain=_DOMAIN,
             crowd=self._crowd,
-            divert=self._station.circuits.relay.enter,
+            divert=self._sockets.circuits.relay.enter,
         )
         self._visits.add(control)
         return control.tcp_relay.outer
@@ -116,7 +116,7 @@ class AdmissionPort:
         if control in self._tasks or len(parts) != 1:
             control.close("sent too much")
             return
-        limits = self._station.limits
+        limits = self._sockets.limits
         control.expire(limits.knock + limits.handshake, "stayed too long")
         task = asyncio.get_running_loop().create_task(self._answer(control, key, parts[0]))
         self._tasks[control] = task
@@ -131,13 +131,13 @@ class AdmissionPort:
             return
         if isinstance(answer, Refuse):
             self._count(answer.code)
-        control.post([frame.encode(Frame(answer), None, self._station.run_id)])
+        control.post([frame.encode(Frame(answer), None, self._sockets.run_id)])
         # Wait: the visitor closes the connection when it has read the answer.
-        await asyncio.sleep(self._station.limits.handshake)
+        await asyncio.sleep(self._sockets.limits.handshake)
         control.close("answered")
 
     async def _examine(self, control: ControlConnection, key: bytes, data: memoryview) -> Welcome | Observed | Refuse:
-        run_id = self._station.run_id
+        run_id = self._sockets.run_id
         try:
             hello = _parse(data, run_id, Hello, Observe)
         except VersionError as error:
@@ -159,13 +159,13 @@ class AdmissionPort:
 
     async def _observed(self, seen: str, key: bytes, question: Observe) -> Observed:
         """Answer a visitor with its address, and whether its gate answers there; no other address is visited."""
-        limits, clock = self._station.limits, asyncio.get_running_loop().time
+        limits, clock = self._sockets.limits, asyncio.get_running_loop().time
         reached = None
         if question.port and self._returned < limits.returned:
             self._returned += 1
             try:
                 contact = Contact(join_address(split_address(seen)[0], question.port), key)
-                answer = await observe(self._station, contact, port=0, seconds=limits.handshake)
+                answer = await observe(self._sockets, contact, port=0, seconds=limits.handshake)
                 reached = isinstance(answer, Sighting)
             except ValueError:
                 reached = None
@@ -205,14 +205,14 @@ def _parse(data: memoryview, run_id: bytes, *kinds: type[Message]) -> Message:
 
 
 async def knock(
-    station: SharedSockets, contact: Contact, hello: Hello, wall: UnixClock, route: Route | None = None
+    sockets: SharedSockets, contact: Contact, hello: Hello, wall: UnixClock, route: Route | None = None
 ) -> tuple[Welcome, PeerRecord] | Refuse:
     """Visit a gate; return its Refuse, or its Welcome with the record, checked against the expected key.
 
     A local failure returns a Refuse with the code "unreachable", "refused" if the machine answers but nothing listens there, or
     "signature" if the record is not valid here and now.
     """
-    answer = await _visit(station, contact, hello, Welcome, _HOST, route=route)
+    answer = await _visit(sockets, contact, hello, Welcome, _HOST, route=route)
     if isinstance(answer, Refuse):
         return answer
     message = answer.message
@@ -227,15 +227,15 @@ async def knock(
 
 
 async def observe(
-    station: SharedSockets, contact: Contact, *, port: int, size: int = 0, source: int = 0, seconds: float = math.inf
+    sockets: SharedSockets, contact: Contact, *, port: int, size: int = 0, source: int = 0, seconds: float = math.inf
 ) -> Sighting | Refuse:
     """Ask a gate from which address it sees us. Return its claim, or a Refuse as `knock` does.
 
     `port`, `size`: see Observe. `source`: our own port, shared by questions to several gates; 0: any. `seconds`: limit
     of the whole visit, if shorter than that of a knock.
     """
-    question = Observe(VERSION, station.run_id, port, size)
-    answer = await _visit(station, contact, question, Observed, _OBSERVER, source=source, seconds=seconds)
+    question = Observe(VERSION, sockets.run_id, port, size)
+    answer = await _visit(sockets, contact, question, Observed, _OBSERVER, source=source, seconds=seconds)
     if isinstance(answer, Refuse):
         return answer
     observed = answer.message
@@ -255,7 +255,7 @@ class _Answer:
 
 
 async def _visit(
-    station: SharedSockets,
+    sockets: SharedSockets,
     contact: Contact,
     question: Hello | Observe,
     wanted: type[Message],
@@ -284,15 +284,15 @@ async def _visit(
         if not done.done():
             done.set_result(f"closed without an answer ({reason})")
 
-    control = ControlConnection(station, bounds, on_message, ended, server_key=contact.transport_key)
+    control = ControlConnection(sockets, bounds, on_message, ended, server_key=contact.transport_key)
     control.post([frame.encode(Frame(question), None, question.run_id)])
     relay = control.tcp_relay
     try:
-        async with asyncio.timeout(min(station.limits.knock, seconds)):
+        async with asyncio.timeout(min(sockets.limits.knock, seconds)):
             if route is not None:
                 await route.open(lambda: relay.outer, port)
             else:
-                sock = await _connected((await station.resolver.numeric(host))[0], port, source)
+                sock = await _connected((await sockets.resolver.numeric(host))[0], port, source)
                 await loop.create_connection(lambda: relay.outer, sock=sock)
             ours, theirs = relay.ends
             control.settle()

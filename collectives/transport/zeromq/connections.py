@@ -37,14 +37,14 @@ class Connections:
     `own` is our record as shown at gates, in bytes; `bulk_port` goes into Welcomes; `host`: address to bind for links.
     """
 
-    def __init__(self, station: SharedSockets, admit: Admit, wall: UnixClock, *, ports: range, streams: int) -> None:
+    def __init__(self, sockets: SharedSockets, admit: Admit, wall: UnixClock, *, ports: range, streams: int) -> None:
         self.links: dict[PeerId, Link] = {}
         self.banned: set[PeerId] = set()
         self.own = b""
         self.addresses: tuple[str, ...] = ()
         self.bulk_port = 0
         self.host = ""
-        self._station, self._admit, self._wall = station, admit, wall
+        self._sockets, self._admit, self._wall = sockets, admit, wall
         self._ports, self._streams = ports, streams
         self._records: dict[PeerId, PeerRecord] = {}
         self._offers: dict[PeerId, Link] = {}
@@ -58,14 +58,14 @@ class Connections:
         self._random = random.SystemRandom()
         self._quiet = asyncio.Event()
         self._closed = False
-        station.circuits.links = self.links
+        sockets.circuits.links = self.links
 
     # --- records of peers
 
     def learn(self, record: PeerRecord) -> None:
         """Store a peer's record, or our own; an older one does not replace a newer one."""
         peer = record.peer_id
-        if peer == self._station.identity.peer_id:
+        if peer == self._sockets.identity.peer_id:
             self.own = record.wire
             return
         if peer in self.banned:
@@ -76,14 +76,14 @@ class Connections:
         else:
             self._retries.pop(peer, None)
         self._records[peer] = record
-        if len(self._records) > self._station.limits.peers:
+        if len(self._records) > self._sockets.limits.peers:
             oldest = next((known for known in self._records if known not in self.links), peer)
             del self._records[oldest]
             self._retries.pop(oldest, None)
 
     def drop(self, peer: PeerId, reason: str) -> bytes | None:
         """Close the link to a peer without an Arrival and forget the peer; return its transport key if known."""
-        self._station.circuits.relay.forget(peer)
+        self._sockets.circuits.relay.forget(peer)
         self._retries.pop(peer, None)
         record = self._records.pop(peer, None)
         key = record.transport_key if record is not None else None
@@ -143,7 +143,7 @@ class Connections:
             return
         old = self.links.get(peer)
         if old is not None:
-            young = self._loop.time() - old.since < self._station.limits.young
+            young = self._loop.time() - old.since < self._sockets.limits.young
             if young and old.dialled != link.dialled and link.dialled != self._first(link.transport_key):
                 link.close("there is another link already")
                 return
@@ -152,7 +152,7 @@ class Connections:
             # until gossip reached it, and both would vote as one member.
             old.send_record(self._records.get(peer))
             old.close("replaced by a newer link")
-            self._station.receive_queue.put(Arrival(peer, None, "replaced by a newer link"), 0)
+            self._sockets.receive_queue.put(Arrival(peer, None, "replaced by a newer link"), 0)
         self.links[peer] = link
         self._retries.pop(peer, None)
         if (awaited := self._awaited.pop(peer, None)) is not None:
@@ -161,7 +161,7 @@ class Connections:
             self._later(link)
 
     def _later(self, link: Link) -> None:
-        pause = self._station.limits.circuits.again * self._random.uniform(0.5, 1.0)
+        pause = self._sockets.limits.circuits.again * self._random.uniform(0.5, 1.0)
         self._loop.call_later(pause, self._try_direct, link)
 
     def _try_direct(self, link: Link) -> None:
@@ -184,9 +184,9 @@ class Connections:
             self._traffic[peer] = self._traffic.get(peer, Traffic()) + link.traffic()
         if self.links.get(peer) is link:
             del self.links[peer]
-            self._station.circuits.relay.forget(peer, waiting=True)
+            self._sockets.circuits.relay.forget(peer, waiting=True)
             if not self._closed:
-                self._station.receive_queue.put(Arrival(peer, None, reason), 0)
+                self._sockets.receive_queue.put(Arrival(peer, None, reason), 0)
 
     def _gone(self, link: Link) -> None:
         self._leaving.discard(link)
@@ -194,12 +194,12 @@ class Connections:
 
     def _first(self, transport_key: bytes) -> bool:
         """Return whether our dial goes before the other side's."""
-        return self._station.identity.transport_public < transport_key
+        return self._sockets.identity.transport_public < transport_key
 
     async def decide(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
         """Answer the Hello of a peer whose record and key were checked at the gate."""
-        peer, limits = record.peer_id, self._station.limits
-        if peer == self._station.identity.peer_id:
+        peer, limits = record.peer_id, self._sockets.limits
+        if peer == self._sockets.identity.peer_id:
             return Refuse("busy", "a daemon with this identity runs here")
         if peer in self.banned:
             return Refuse("banned", "this identity was excluded")
@@ -217,7 +217,7 @@ class Connections:
             return Refuse("busy", "too many links are being opened")
         try:
             link, port = await Link.offer(
-                self._station, record, self.host, self._ports, up=self._up, lost=self._lost, gone=self._gone
+                self._sockets, record, self.host, self._ports, up=self._up, lost=self._lost, gone=self._gone
             )
         except PortTaken as error:
             return Refuse("busy", str(error)[:256])
@@ -256,7 +256,7 @@ class Connections:
                 await asyncio.shield(offer.ready)
                 continue
             record = self._records.get(to)
-            if record is None or not (record.addresses or self._station.circuits.relays(to)):
+            if record is None or not (record.addresses or self._sockets.circuits.relays(to)):
                 return None
             dial = self._dials.get(record.transport_key)
             if dial is None:
@@ -280,12 +280,12 @@ class Connections:
         return dial
 
     async def _dial(self, record: PeerRecord) -> Welcome | Refuse:
-        peer, limits, hello = record.peer_id, self._station.limits, self._hello()
+        peer, limits, hello = record.peer_id, self._sockets.limits, self._hello()
 
         async def over(relay: str, route: Route) -> Welcome | Refuse:
             return await self._visit(Contact(relay, record.transport_key), hello, peer, route)
 
-        answer, refused = await self._station.circuits.dial(peer, lambda: self._dial_directly(record, hello), over)
+        answer, refused = await self._sockets.circuits.dial(peer, lambda: self._dial_directly(record, hello), over)
         if isinstance(answer, Welcome) or peer in self.links:
             return answer
         retry = self._retries.setdefault(peer, Retry())
@@ -293,7 +293,7 @@ class Connections:
         retry.failed(self._loop.time(), limits, self._random.uniform(0.5, 1.0), final=final)
         retry.reason = answer.detail
         if refused and peer not in self._offers:
-            self._station.receive_queue.put(Arrival(peer, None, REFUSED), 0)
+            self._sockets.receive_queue.put(Arrival(peer, None, REFUSED), 0)
         return answer
 
     async def _dial_directly(self, record: PeerRecord, hello: Hello) -> Welcome | Refuse:
@@ -319,7 +319,7 @@ class Connections:
         self, contact: Contact, hello: Hello, expected: PeerId | None, route: Route | None = None
     ) -> Welcome | Refuse:
         route = route or self._direct(contact.address)
-        answer = await knock(self._station, contact, hello, self._wall, route)
+        answer = await knock(self._sockets, contact, hello, self._wall, route)
         if isinstance(answer, Refuse):
             return answer
         welcome, record = answer
@@ -332,7 +332,7 @@ class Connections:
                 return welcome
             return Refuse("busy", "the other side has not noticed yet that our link has ended")
         link = await Link.take(
-            self._station, record, welcome, route, self._streams, up=self._up, lost=self._lost, gone=self._gone
+            self._sockets, record, welcome, route, self._streams, up=self._up, lost=self._lost, gone=self._gone
         )
         if link.reason and self.links.get(record.peer_id) is None:
             return Refuse("unreachable", f"{contact.address}: {link.reason}"[:256])
@@ -340,14 +340,14 @@ class Connections:
 
     def _direct(self, gate: str) -> Route:
         async def opened(factory: Factory, port: int) -> tuple[asyncio.BaseTransport, Any]:
-            return await self._station.resolver.connect(factory, split_address(gate)[0], port)
+            return await self._sockets.resolver.connect(factory, split_address(gate)[0], port)
 
         return Route(opened, gate)
 
     def _hello(self) -> Hello:
         if not self.own:
-            identity, run_id = self._station.identity, self._station.run_id
+            identity, run_id = self._sockets.identity, self._sockets.run_id
             self.own = PeerRecord.create(
                 identity, run_id=run_id, addresses=self.addresses, sequence=1, issued=self._wall()
             ).wire
-        return Hello(VERSION, self._station.run_id, self.own)
+        return Hello(VERSION, self._sockets.run_id, self.own)

@@ -100,7 +100,7 @@ class ControlConnection:
 
     def __init__(
         self,
-        station: SharedSockets,
+        sockets: SharedSockets,
         bounds: SocketLimits,
         received: Callable[[ControlConnection, bytes, list[memoryview]], None],
         closed: Callable[[ControlConnection, str], None],
@@ -111,7 +111,7 @@ class ControlConnection:
         divert: Divert | None = None,
         relay: PeerId = b"",
     ) -> None:
-        self._station, self._bounds, self._received, self._closed = station, bounds, received, closed
+        self._sockets, self._bounds, self._received, self._closed = sockets, bounds, received, closed
         self._server_key, self._domain, self._crowd, self.relay = server_key, domain, crowd, relay
         self._channel: ZmqSocket | None = None
         self._early: list[Parts] = []
@@ -176,7 +176,7 @@ class ControlConnection:
         self._timer = asyncio.get_running_loop().call_later(seconds, self.close, reason)
 
     def _meet(self) -> None:
-        self.expire(self._station.limits.handshake, "no handshake in time")
+        self.expire(self._sockets.limits.handshake, "no handshake in time")
         if self._crowd is not None:
             self._source = self.tcp_relay.source
             if not self._crowd.add(self._source, self._crowded_out):
@@ -186,7 +186,7 @@ class ControlConnection:
         self.close("too many strangers")
 
     def _open(self) -> None:
-        bounds, identity = self._bounds, self._station.identity
+        bounds, identity = self._bounds, self._sockets.identity
         if self._crowd is not None and not self._crowd.may_begin(self._source):
             self.close("too many handshakes")
             return
@@ -194,11 +194,11 @@ class ControlConnection:
             self.close("no more descriptors")
             return
         try:
-            sock = self._station.context.socket(zmq.DEALER)
+            sock = self._sockets.context.socket(zmq.DEALER)
         except zmq.ZMQError as error:
             self.close(f"no more sockets: {error}")
             return
-        bounded(sock, self._station.limits, messages=bounds.messages, size=bounds.size)
+        bounded(sock, self._sockets.limits, messages=bounds.messages, size=bounds.size)
         if self._server_key:
             as_client(sock, identity, self._server_key)
         else:

@@ -70,7 +70,7 @@ class Link:
     """
 
     def __init__(
-        self, station: SharedSockets, record: PeerRecord, secret: bytes, dialled: bool, *, up: Up, lost: Lost, gone: Up
+        self, sockets: SharedSockets, record: PeerRecord, secret: bytes, dialled: bool, *, up: Up, lost: Lost, gone: Up
     ) -> None:
         self.peer: PeerId = record.peer_id
         self.transport_key = record.transport_key
@@ -86,15 +86,15 @@ class Link:
         self.last_arrival_at = self.since = asyncio.get_running_loop().time()
         """Monotonic seconds of the last frame, and of the time when the link became ready."""
         self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._station, self._record = station, record
-        self._tell_up, self._tell_lost, self._tell_gone = up, lost, gone
+        self._sockets, self._record = sockets, record
+        self._on_up, self._on_lost, self._on_gone = up, lost, gone
         self._loop = asyncio.get_running_loop()
         self._control: ControlConnection | None = None
         self._candidates: set[ControlConnection] = set()
         self._domain = b"link %d" % next(_domains)
         self._server: asyncio.Server | None = None
         self.stream_pool = StreamPool(
-            station,
+            sockets,
             secret,
             arrived=self._count,
             deliver=self._deliver_bulk,
@@ -106,7 +106,7 @@ class Link:
         """True if we send, and read, control messages of rounds on the express stream."""
         self._bye = ""
         self._task: asyncio.Task[None] | None = None
-        self._timer = self._loop.call_later(station.limits.handshake, self.close, "not taken in time")
+        self._timer = self._loop.call_later(sockets.limits.handshake, self.close, "not taken in time")
         self._pause: asyncio.TimerHandle | None = None
         """End of the pause in which the link is not read; None: it is read."""
 
@@ -114,16 +114,16 @@ class Link:
 
     @classmethod
     async def offer(
-        cls, station: SharedSockets, record: PeerRecord, host: str, ports: range, *, up: Up, lost: Lost, gone: Up
+        cls, sockets: SharedSockets, record: PeerRecord, host: str, ports: range, *, up: Up, lost: Lost, gone: Up
     ) -> tuple[Link, int]:
         """Return a link that waits to be taken by the peer of `record`, and its port. Raises PortTaken."""
-        link = cls(station, record, secrets.token_bytes(32), False, up=up, lost=lost, gone=gone)
+        link = cls(sockets, record, secrets.token_bytes(32), False, up=up, lost=lost, gone=gone)
         crowd = HalfOpen(8)
         key = record.transport_key
 
         def candidate(relay: PeerId = b"") -> asyncio.Protocol:
             control = ControlConnection(
-                station, BOUNDS, link._on_control, link._ended, domain=link._domain, crowd=crowd, relay=relay
+                sockets, BOUNDS, link._on_control, link._ended, domain=link._domain, crowd=crowd, relay=relay
             )
             link._candidates.add(control)
             return control.tcp_relay.outer
@@ -136,14 +136,14 @@ class Link:
         if link.reason:
             link._server.close()
         else:
-            station.gatekeeper.allow(link._domain, lambda candidate: candidate == key)
-            link._port, station.circuits.lanes[port] = port, candidate
+            sockets.gatekeeper.allow(link._domain, lambda candidate: candidate == key)
+            link._port, sockets.circuits.lanes[port] = port, candidate
         return link, port
 
     @classmethod
     async def take(
         cls,
-        station: SharedSockets,
+        sockets: SharedSockets,
         record: PeerRecord,
         welcome: Welcome,
         route: Route,
@@ -154,14 +154,14 @@ class Link:
         gone: Up,
     ) -> Link:
         """Take the link that a gate offers; await `ready` to learn whether it works."""
-        link = cls(station, record, welcome.secret, True, up=up, lost=lost, gone=gone)
-        control = ControlConnection(station, BOUNDS, link._on_control, link._ended, server_key=record.transport_key)
+        link = cls(sockets, record, welcome.secret, True, up=up, lost=lost, gone=gone)
+        control = ControlConnection(sockets, BOUNDS, link._on_control, link._ended, server_key=record.transport_key)
         link._candidates.add(control)
         link._gate, link.relay = route.gate, route.relay
         control.post([READY])
         try:
             port, bulk = port_of(welcome.endpoint), port_of(welcome.bulk)
-            async with asyncio.timeout(station.limits.handshake):
+            async with asyncio.timeout(sockets.limits.handshake):
                 await route.open(lambda: control.tcp_relay.outer, port)
                 if await asyncio.shield(link.ready):
                     link._task = link._loop.create_task(link.stream_pool.dial(link.peer, route, bulk, streams))
@@ -181,12 +181,12 @@ class Link:
         self._stop_accepting("another connection was taken")
         self._timer.cancel()
         # Bulk data may be blocked on the path while control is not; then sends must fail instead of waiting for ever.
-        self._timer = self._loop.call_later(self._station.limits.handshake, self.stream_pool.give_up)
+        self._timer = self._loop.call_later(self._sockets.limits.handshake, self.stream_pool.give_up)
         if not self.dialled:
             control.post([READY])
         self._switch()
         self.last_arrival_at = self.since = self._loop.time()
-        self._tell_up(self)
+        self._on_up(self)
         if not self.ready.done():
             self.ready.set_result(True)
 
@@ -201,8 +201,8 @@ class Link:
         if self._server is not None:
             self._server.close()
             self._server = None
-        self._station.circuits.lanes.pop(self._port, None)
-        self._station.gatekeeper.forbid(self._domain)
+        self._sockets.circuits.lanes.pop(self._port, None)
+        self._sockets.gatekeeper.forbid(self._domain)
         for control in list(self._candidates):
             control.close(reason)
 
@@ -226,7 +226,7 @@ class Link:
             self._control.leave(BYE + reason.encode()[:64])
         else:
             self.stream_pool.close()
-        self._tell_lost(self, reason)
+        self._on_lost(self, reason)
         self._check_gone()
 
     @property
@@ -256,22 +256,22 @@ class Link:
 
     def _check_gone(self) -> None:
         if self.all_closed:
-            self._tell_gone(self)
+            self._on_gone(self)
 
     # --- control
 
     async def send(self, frame: Frame) -> bool:
         """Hand a frame to the link; return False if the link is lost."""
         kind = type(frame.message)
-        self._station.frame_limit.sent(self.peer, frame.message)
+        self._sockets.frame_limit.sent(self.peer, frame.message)
         if kind.payload and not kind.signed:
-            head = frames.encode(frame, None, self._station.run_id)
+            head = frames.encode(frame, None, self._sockets.run_id)
             writer = await self.stream_pool.idle_in_turn(len(head) + memoryview(frame.payload).nbytes)
             if writer is not None:
                 await writer.write_in_turn(head, frame.payload)
             return writer is not None and not self.reason
         if kind in EXPRESS_KINDS and self.sends_express:
-            head = self._station.head(frame)
+            head = self._sockets.head(frame)
             writer = await self.stream_pool.express_writer_in_turn()
             if writer is not None:
                 writer.post(head)
@@ -279,7 +279,7 @@ class Link:
         control = self._control
         if self.reason or control is None:
             return False
-        head = self._station.head(frame)
+        head = self._sockets.head(frame)
         parts = [head, bytes(memoryview(frame.payload))] if len(frame.payload) else [head]
         if not control.post(parts):
             await control.flushed()
@@ -292,14 +292,14 @@ class Link:
             return False
         if kind.payload and not kind.signed:
             if (writer := self.stream_pool.idle(nbytes(frame.payload))) is not None:
-                self._station.frame_limit.sent(self.peer, frame.message)
-                writer.write(frames.encode(frame, None, self._station.run_id), frame.payload)
+                self._sockets.frame_limit.sent(self.peer, frame.message)
+                writer.write(frames.encode(frame, None, self._sockets.run_id), frame.payload)
             return writer is not None
         if kind not in EXPRESS_KINDS or not self.sends_express:
             return False
         if (writer := self.stream_pool.express_writer()) is not None:
-            self._station.frame_limit.sent(self.peer, frame.message)
-            writer.post(self._station.head(frame))
+            self._sockets.frame_limit.sent(self.peer, frame.message)
+            writer.post(self._sockets.head(frame))
         return writer is not None
 
     def send_record(self, record: PeerRecord | None) -> None:
@@ -307,8 +307,8 @@ class Link:
         control = self._control
         if record is None or record.wire == self._record.wire or control is None or control.tcp_relay.reason:
             return
-        station = self._station
-        control.post([frames.encode(Frame(Gossip((record.item,))), station.identity, station.run_id)])
+        sockets = self._sockets
+        control.post([frames.encode(Frame(Gossip((record.item,))), sockets.identity, sockets.run_id)])
 
     def _on_control(self, control: ControlConnection, key: bytes, parts: list[memoryview]) -> None:
         if key != self._record.transport_key or self.reason:
@@ -334,15 +334,15 @@ class Link:
     def _on_round_message(self, head: bytes) -> None:
         """Deliver a round message from the express stream, which proves the sender.
 
-        Signatures exist to be shown to others, which happens with those of PROOFS. The signature of any other message is
-        checked after the message was handled.
+        Only the signatures of PROOFS are shown to other peers. Those of other messages are checked after the message was
+        handled.
         """
         frame = self._take(memoryview(head), memoryview(b""), True, EXPRESS_KINDS, later=True)
         if frame is not None:
             self._loop.call_soon(self._check, frame)
 
     def _check(self, frame: Frame) -> None:
-        public_key, run_id = self._record.public_key, self._station.run_id
+        public_key, run_id = self._record.public_key, self._sockets.run_id
         if not verify_message(frame.message, frame.signature, public_key, run_id):
             self.close(f"bad signature of {type(frame.message).__name__}")
 
@@ -365,7 +365,7 @@ class Link:
             header = frames.parse_header(data[:HEADER_BYTES])
             if header.kind not in kinds or not whole:
                 raise FrameError(f"{header.kind.__name__} does not belong on this channel")
-            public_key, run_id = self._record.public_key, self._station.run_id
+            public_key, run_id = self._record.public_key, self._sockets.run_id
             later = later and header.kind not in PROOFS
             frame = frames.decode(
                 header, data[HEADER_BYTES:], payload, public_key=public_key, run_id=run_id, verify_later=later
@@ -376,26 +376,26 @@ class Link:
         except FrameError as error:
             self.close(str(error))
         else:
-            if not self._station.circuits.hear(self.peer, frame.message):
+            if not self._sockets.circuits.hear(self.peer, frame.message):
                 self._deliver(frame, data.nbytes + payload.nbytes, bulk=False)
             return frame if later else None
         return None
 
     def _deliver(self, frame: Frame, size: int, *, bulk: bool) -> None:
         self.last_arrival_at = self._loop.time()
-        self._station.receive_queue.put(Arrival(self.peer, frame), size, bulk=bulk)
+        self._sockets.receive_queue.put(Arrival(self.peer, frame), size, bulk=bulk)
 
     def _deliver_bulk(self, frame: Frame, size: int) -> None:
         self._deliver(frame, size, bulk=True)
 
     def _count(self, payload: int = 0) -> None:
-        """Count a frame with so many bytes of payload; read no more for a while if it is one too many."""
-        station = self._station
-        if station.frame_limit.admits(self.peer, self._loop.time(), payload=payload) or self.reason:
+        """Count a frame; read no more for a while if it is one too many. `payload`: bytes of its payload."""
+        sockets = self._sockets
+        if sockets.frame_limit.admits(self.peer, self._loop.time(), payload=payload) or self.reason:
             return
         if self._pause is None:
-            station.frame_limit.pauses[self.peer] += 1
-            self._pause = self._loop.call_later(station.limits.frames.pause, self._end_pause)
+            sockets.frame_limit.pauses[self.peer] += 1
+            self._pause = self._loop.call_later(sockets.limits.frames.pause, self._end_pause)
         self.read_or_wait()  # A stream may have come up during the pause.
 
     def _end_pause(self) -> None:
@@ -406,7 +406,7 @@ class Link:
 
     def read_or_wait(self) -> None:
         """Read frames, except during a pause, and of a kind for which the queue has no room."""
-        receive_queue = self._station.receive_queue
+        receive_queue = self._sockets.receive_queue
         # Each answer is asked for when it is needed: a connection that is read again may begin a pause at once.
         if self._control is not None:
             self._control.pause(not self._reads(receive_queue.control))

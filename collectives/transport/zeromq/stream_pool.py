@@ -59,7 +59,7 @@ class StreamPool:
 
     def __init__(
         self,
-        station: SharedSockets,
+        sockets: SharedSockets,
         secret: bytes,
         *,
         arrived: Callable[[int], None],
@@ -70,7 +70,7 @@ class StreamPool:
     ) -> None:
         self.express: Stream | None = None
         """The stream for round messages, once it is up."""
-        self._station, self._secret, self._broken = station, secret, broken
+        self._sockets, self._secret, self._broken = sockets, secret, broken
         self._tell_arrived, self._deliver = arrived, deliver
         self._round_message, self._tell_express = round_message, express
         self._streams: dict[int, Stream] = {}
@@ -91,13 +91,13 @@ class StreamPool:
 
     async def _share(self, peer: PeerId, port: int) -> bool:
         """Open the stream of peers that share memory; return whether there is one."""
-        station = self._station
-        connection = await station.local_sockets.dial(socket_name(station.run_id, peer, port))
+        sockets = self._sockets
+        connection = await sockets.local_sockets.dial(socket_name(sockets.run_id, peer, port))
         if connection is None:
             return False
         try:
             stream = await connection.connect(
-                lambda: SharedMemoryStream(station.pool, station.limits, connection, workers=station.workers)
+                lambda: SharedMemoryStream(sockets.pool, sockets.limits, connection, workers=sockets.workers)
             )
         except OSError:
             return False
@@ -108,11 +108,11 @@ class StreamPool:
         return self.shared
 
     async def _dial(self, route: Route, port: int, number: int) -> None:
-        station = self._station
+        sockets = self._sockets
         try:
-            async with asyncio.timeout(station.limits.handshake):
+            async with asyncio.timeout(sockets.limits.handshake):
                 _, stream = await route.open(
-                    lambda: Stream(station.pool, station.limits, workers=station.workers), port
+                    lambda: Stream(sockets.pool, sockets.limits, workers=sockets.workers), port
                 )
         except OSError:
             return
@@ -126,7 +126,7 @@ class StreamPool:
 
         None, too, if frames wait for one.
         """
-        if self._closed or self._waiters or self._station.rate_limit.rate:
+        if self._closed or self._waiters or self._sockets.rate_limit.rate:
             return None
         stream = self._first_idle()
         if stream is None:
@@ -166,7 +166,7 @@ class StreamPool:
 
     async def idle_in_turn(self, nbytes: int) -> RecordWriter | None:
         """Return the writer of a stream as soon as one is free for a frame; None if no stream is left."""
-        await self._station.rate_limit.wait(nbytes)
+        await self._sockets.rate_limit.wait(nbytes)
         while not self._closed and not self._given_up:
             if (stream := self._first_idle()) is not None:
                 return stream.writer
@@ -249,10 +249,10 @@ class StreamPool:
         if self._closed or number in self._streams or not known:
             raise ValueError("a stream that is not awaited")
         self._streams[number] = stream
-        if self._station.rate_limit.rate:
-            stream.writer.pace(self._station.rate_limit.rate)
+        if self._sockets.rate_limit.rate:
+            stream.writer.pace(self._sockets.rate_limit.rate)
         self._given_up = False
-        stream.pause(self._station.receive_queue.bulk.full)
+        stream.pause(self._sockets.receive_queue.bulk.full)
 
     def flushed(self, stream: Stream) -> None:
         """Give a free stream the next frame."""
@@ -278,7 +278,7 @@ class StreamPool:
             header = frames.parse_header(head[:HEADER_BYTES])
             if not header.kind.payload or header.kind.signed:
                 raise FrameError(f"{header.kind.__name__} does not belong on a stream")
-            rest, run_id = head[HEADER_BYTES:], self._station.run_id
+            rest, run_id = head[HEADER_BYTES:], self._sockets.run_id
             frame = frames.decode(header, rest, payload, public_key=None, run_id=run_id, digest=digest)
         except UnknownType as error:
             if error.optional:

@@ -117,7 +117,7 @@ class ZmqTransport:
             secrets.token_bytes,
             enter=partial(enter, resolver),
         )
-        self._station = SharedSockets(
+        self._sockets = SharedSockets(
             identity,
             run_id,
             self._limits,
@@ -130,8 +130,8 @@ class ZmqTransport:
             rate_limit=rate_limit,
             workers=workers or self._own_workers,
         )
-        self._connections = Connections(self._station, admit, wall, ports=self._ports, streams=streams)
-        self._gate = AdmissionPort(self._station, self._connections.decide, wall)
+        self._connections = Connections(self._sockets, admit, wall, ports=self._ports, streams=streams)
+        self._gate = AdmissionPort(self._sockets, self._connections.decide, wall)
         clock = asyncio.get_running_loop().time
         sources = TokenBuckets(self._limits.address_burst * streams, self._limits.address_rate * streams)
         self._crowd = HalfOpen(self._limits.half_open, lambda source: sources.take(source, clock()))
@@ -141,15 +141,15 @@ class ZmqTransport:
     async def open(self) -> None:
         """Listen. Raises PortTaken, after which the transport is closed."""
         try:
-            self._connections.host = host = await bindable(self._station.resolver, self._host)
+            self._connections.host = host = await bindable(self._sockets.resolver, self._host)
             self._port = await self._gate.open(host, self._port)
             self._bulk, self._connections.bulk_port = await listen(self._stream, host, self._ports)
             self._circuits.lanes[self._connections.bulk_port] = lambda relay: self._stream()
         except PortTaken:
             await self.close()
             raise
-        name = socket_name(self._station.run_id, self.peer_id, self._connections.bulk_port)
-        self._station.local_sockets.listen(name, self._shared_memory_stream)
+        name = socket_name(self._sockets.run_id, self.peer_id, self._connections.bulk_port)
+        self._sockets.local_sockets.listen(name, self._shared_memory_stream)
         self.addresses()
 
     @property
@@ -185,7 +185,7 @@ class ZmqTransport:
         except OSError as error:  # no file descriptors, for example
             return [Refuse("unreachable", str(error.strerror)) for _ in contacts]
         gate = self._port if port == 0 else max(port, 0)
-        asked = (observe(self._station, one, port=gate, size=size, source=source) for one in contacts)
+        asked = (observe(self._sockets, one, port=gate, size=size, source=source) for one in contacts)
         return list(await asyncio.gather(*asked))
 
     def learn(self, record: PeerRecord) -> None:
@@ -204,7 +204,7 @@ class ZmqTransport:
 
     async def recv(self) -> Arrival:
         """Return the next arrival. Raises RuntimeError if the transport is closed."""
-        return await self._station.receive_queue.get()
+        return await self._sockets.receive_queue.get()
 
     def drop(self, peer: PeerId, reason: str, *, ban: bool = False) -> None:
         """Close the link to a peer and drop everything received from the peer."""
@@ -213,7 +213,7 @@ class ZmqTransport:
             self._connections.banned.add(peer)
             if key is not None:
                 self._gate.banned[key] = peer
-        self._station.receive_queue.forget(peer)
+        self._sockets.receive_queue.forget(peer)
 
     def allow(self, peer: PeerId) -> None:
         """Accept the keys of a banned peer again."""
@@ -226,14 +226,14 @@ class ZmqTransport:
         if self._closed:
             return
         self._closed = True
-        self._station.receive_queue.close()
+        self._sockets.receive_queue.close()
         if self._bulk is not None:
             self._bulk.close()
-        self._station.local_sockets.stop()
+        self._sockets.local_sockets.stop()
         await self._gate.close()
         await self._circuits.close()
         await self._connections.close()
-        self._station.local_sockets.close()
+        self._sockets.local_sockets.close()
         self._crowd.clear()
         self._gatekeeper.close()
         if self._own_workers is not None:
@@ -285,8 +285,8 @@ class ZmqTransport:
 
     def no_sharing(self) -> str:
         """Return why this peer shares no memory with other peers of its machine; empty if it can."""
-        station = self._station
-        return "the uplink has a limit" if station.rate_limit.rate else station.local_sockets.obstacle
+        sockets = self._sockets
+        return "the uplink has a limit" if sockets.rate_limit.rate else sockets.local_sockets.obstacle
 
     def lent(self) -> Lent:
         """Return the use that other peers make of us as their relay."""
@@ -316,7 +316,7 @@ class ZmqTransport:
 
     def pauses(self) -> dict[PeerId, int]:
         """Return how often each peer was not read for a while because it sent too many small frames."""
-        return dict(self._station.frame_limit.pauses)
+        return dict(self._sockets.frame_limit.pauses)
 
     def bulk_received(self, peer: PeerId) -> int:
         """Return the bulk bytes received over the link to a peer."""
@@ -336,11 +336,11 @@ class ZmqTransport:
         return dict(self._gate.refused)
 
     def _stream(self) -> Stream:
-        return Stream(self._station.pool, self._limits, self._connections.owner_of, self._crowd, self._station.workers)
+        return Stream(self._sockets.pool, self._limits, self._connections.owner_of, self._crowd, self._sockets.workers)
 
     def _shared_memory_stream(self, connection: LocalConnection) -> SharedMemoryStream:
-        station, find_owner = self._station, self._connections.owner_of
-        return SharedMemoryStream(station.pool, self._limits, connection, find_owner, station.workers)
+        sockets, find_owner = self._sockets, self._connections.owner_of
+        return SharedMemoryStream(sockets.pool, self._limits, connection, find_owner, sockets.workers)
 
     def _read_or_wait(self, _: bool) -> None:
         for link in list(self._connections.links.values()):

@@ -59,7 +59,7 @@ class Asker:
 
     def __init__(self, peer, relay):
         self.peer, self.relay, self.answers = peer, relay, asyncio.Queue()
-        link, hear = peer.link(relay), peer.station.circuits.hear
+        link, hear = peer.link(relay), peer.sockets.circuits.hear
 
         def listen(sender, message):
             if isinstance(message, Circuit):
@@ -67,7 +67,7 @@ class Asker:
                 return True
             return hear(sender, message)
 
-        peer.station.circuits.hear = listen
+        peer.sockets.circuits.hear = listen
         self.link = link
 
     async def ask(self, target, port=0, number=7):
@@ -173,10 +173,10 @@ def test_the_relay_cannot_read_what_it_passes_on(wire, monkeypatch):
 def test_another_relay_is_asked_if_one_refuses(wire):
     async def work():
         first, second, relays = await star(wire, relays=3)
-        order = first.station.circuits.relays(second.id)
-        assert order == second.station.circuits.relays(first.id)
+        order = first.sockets.circuits.relays(second.id)
+        assert order == second.sockets.circuits.relays(first.id)
         relays = sorted(relays, key=lambda relay: order.index(relay.id))
-        relays[0].station.circuits.relay.loan = Loan(willing=False)
+        relays[0].sockets.circuits.relay.loan = Loan(willing=False)
         assert await first.ping(second)
         assert relay_of(first, second) == relays[1].id and not relays[0].transport.lent().carried
 
@@ -187,7 +187,7 @@ def test_no_relay_is_willing_and_the_send_fails(wire):
     async def work():
         first, second, (relay,) = await star(wire, loan=Loan(willing=False))
         assert not await first.ping(second)
-        assert not relay.transport.lent().carried and not len(relay.station.circuits.relay)
+        assert not relay.transport.lent().carried and not len(relay.sockets.circuits.relay)
 
     wire.run(work)
 
@@ -213,7 +213,7 @@ def test_links_over_a_relay_that_is_dead_for_membership_end_and_the_next_relay_t
         first, second, relays = await star(wire, relays=2, first={"limits": wire.short()})
         assert await first.ping(second)
         used, left = sorted(relays, key=lambda relay: relay.id != relay_of(first, second))
-        used.station.circuits.relay.loan = Loan(willing=False)
+        used.sockets.circuits.relay.loan = Loan(willing=False)
         for end in (first, second):
             end.transport.leave_relay(used.id)
             assert used.id in end.links, "the link to the relay may still work"
@@ -242,7 +242,7 @@ def test_a_relay_that_has_lent_all_its_bytes_ends_its_circuits_and_says_so(wire)
         assert await first.ping(second)
         assert first.transport.obstacle(second.id) == "" and 0 < relay.transport.lent().left < 1_000_000
         await first.chunk(second, secrets.token_bytes(1 << 20))
-        await until(lambda: not len(relay.station.circuits.relay))
+        await until(lambda: not len(relay.sockets.circuits.relay))
         await until(lambda: second.id not in first.links and first.id not in second.links)
         assert not await first.ping(second)
         told = "it has relayed all bytes that it lends (relay_limit)"
@@ -272,7 +272,7 @@ def test_a_banned_peer_loses_its_circuits(wire):
         first, second, (relay,) = await star(wire)
         assert await first.ping(second)
         relay.transport.drop(first.id, "it lied", ban=True)
-        await until(lambda: not len(relay.station.circuits.relay))
+        await until(lambda: not len(relay.sockets.circuits.relay))
         await until(lambda: second.id not in first.links)
 
     wire.run(work)
@@ -283,7 +283,7 @@ def test_circuits_of_an_idle_pair_are_closed(wire):
         limits = Limits(circuits=CircuitLimits(idle=0.4))
         first, second, (relay,) = await star(wire, limits=limits)
         assert await first.ping(second)
-        await until(lambda: not len(relay.station.circuits.relay))
+        await until(lambda: not len(relay.sockets.circuits.relay))
 
     wire.run(work)
 
@@ -309,7 +309,7 @@ def test_a_stranger_with_an_invented_ticket_is_closed_at_once(wire, data, why):
         relay = await wire.peer(10)
         assert await raw(relay, data) == b""
         await until(lambda: relay.transport.refusals() == {why: 1})
-        assert relay.strangers == (0, 0) and not len(relay.station.circuits.relay)
+        assert relay.strangers == (0, 0) and not len(relay.sockets.circuits.relay)
 
     wire.run(work)
 
@@ -347,7 +347,7 @@ def test_a_token_opens_two_ends_and_no_third(wire):
         ends[0][1].write(b"the last words")
         ends[0][1].close()
         assert await asyncio.wait_for(ends[1][0].read(), 10) == b"the last words"
-        await until(lambda: not len(relay.station.circuits.relay))
+        await until(lambda: not len(relay.sockets.circuits.relay))
         ends[1][1].close()
 
     wire.run(work)
@@ -386,7 +386,7 @@ def test_a_token_expires(wire):
         writer.write(encode(name_of(token)))
         assert await asyncio.wait_for(reader.read(), 10) == b"", "the end that waits is closed, too"
         writer.close()
-        assert not len(relay.station.circuits.relay)
+        assert not len(relay.sockets.circuits.relay)
         assert await raw(relay, encode(name_of(token))) == b""
 
     wire.run(work)
@@ -398,7 +398,7 @@ def test_a_relay_grants_no_circuit_to_an_unknown_peer_or_to_the_asker(wire):
         mine, theirs = Asker(first, relay), Asker(second, relay)
         for target in (bytes(32), first.id, relay.id):
             assert (await mine.ask(target)).token is None
-        assert not len(relay.station.circuits.relay) and theirs.answers.empty()
+        assert not len(relay.sockets.circuits.relay) and theirs.answers.empty()
 
     wire.run(work)
 

@@ -485,7 +485,7 @@ def test_process_of_another_user_shares_no_memory(wire, folder, monkeypatch):
 def test_links_that_end_while_they_open_leave_no_region(wire, folder):
     async def work():
         first, second = await wire.peer(1, shared=folder), await wire.peer(2, shared=folder)
-        places = [peer.station.local_sockets for peer in (first, second)]
+        places = [peer.sockets.local_sockets for peer in (first, second)]
         for turns in range(24):
             await first.meet(second)
             for _ in range(turns % 12):
@@ -529,7 +529,7 @@ def test_links_beyond_the_limit_use_tcp(wire, folder):
         assert [hub.transport.shares(other.id) for other in others] == [True, False]
         hub.transport.drop(others[0].id, "the test")
         async with asyncio.timeout(10):
-            while hub.station.local_sockets.regions:
+            while hub.sockets.local_sockets.regions:
                 await asyncio.sleep(0.01)
 
     wire.run(work)

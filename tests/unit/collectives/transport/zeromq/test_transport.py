@@ -199,8 +199,8 @@ def test_control_does_not_wait_behind_bulk(wire):
         for index in range(8):
             assert await first.chunk(second, bytes(CHUNK_BYTES), index)
         assert await first.ping(second, 77)
-        lane = second.station.receive_queue.bulk
-        while lane.held < 8 * CHUNK_BYTES or not second.station.receive_queue.control:
+        lane = second.sockets.receive_queue.bulk
+        while lane.held < 8 * CHUNK_BYTES or not second.sockets.receive_queue.control:
             await asyncio.sleep(0.005)
         assert isinstance((await second.recv()).frame.message, Ping)
         assert isinstance((await second.recv()).frame.message, Chunk)
@@ -414,7 +414,7 @@ def test_event_loop_continues_while_the_name_of_our_host_is_looked_up():
             return [(None, None, None, None, (one, 0)) for one in ("::1", "127.0.0.3", "127.0.0.4")]
 
         peer = Peer(1, host="here.example")
-        peer.station.resolver = NameResolver(look_up)
+        peer.sockets.resolver = NameResolver(look_up)
         opening = asyncio.create_task(peer.transport.open())
         for _ in range(5):
             await asyncio.sleep(0)

@@ -145,10 +145,10 @@ def test_slow_reader_holds_bulk_sender_back(wire, eventually):
         feeder = asyncio.create_task(feed())
         await settled(first, second.id)
         # The receive queue, the kernel's buffers of two streams, and one record in transit on each.
-        assert sent < 100 and second.station.receive_queue.bulk.held < 8 << 20
+        assert sent < 100 and second.sockets.receive_queue.bulk.held < 8 << 20
         # Control still passes, though bulk is held back.
         assert await first.ping(second, 8)
-        await eventually(lambda: second.station.receive_queue.control)
+        await eventually(lambda: second.sockets.receive_queue.control)
         assert (await second.recv()).frame.message.sequence == 8
         seen = set()
         while len(seen) < count:
@@ -165,7 +165,7 @@ def test_slow_reader_holds_control_sender_back(wire):
         first, second = await wire.pair(limits=wire.short(receive_queue=20_000))
         count = 3000
         feeder = asyncio.create_task(asyncio.wait_for(all_pings(first, second, count), 30))
-        lane = second.station.receive_queue.control
+        lane = second.sockets.receive_queue.control
         while not lane.full:
             await asyncio.sleep(0.005)
         await asyncio.sleep(0.3)

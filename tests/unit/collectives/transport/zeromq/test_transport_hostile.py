@@ -195,7 +195,7 @@ def test_unexpected_frame_at_the_gate_is_refused(wire, eventually, body):
 
 async def member_port(visitor, host):
     """Return a port that `host` has opened for `visitor`, which has not dialled it yet."""
-    welcome, _ = await knock(visitor.station, host.contact, visitor.hello, lambda: int(time.time()))
+    welcome, _ = await knock(visitor.sockets, host.contact, visitor.hello, lambda: int(time.time()))
     return welcome, port_of(welcome.endpoint)
 
 
@@ -259,7 +259,7 @@ def test_member_port_admits_only_its_peer(wire, eventually):
         events = {"up": nothing, "lost": nothing, "gone": nothing}
         address, loop = "127.0.0.1", asyncio.get_running_loop()
         route = Route(lambda factory, port: loop.create_connection(factory, address, port))
-        link = await Link.take(visitor.station, host.record, welcome, route, 0, **events)
+        link = await Link.take(visitor.sockets, host.record, welcome, route, 0, **events)
         assert await link.ready
         assert visitor.id in host.links
         with pytest.raises(ConnectionError):
@@ -344,7 +344,7 @@ def test_handshakes_of_all_sources_together_are_limited(wire):
 def test_bad_signature_closes_link(wire, message):
     async def work():
         first, second = await wire.pair()
-        first.station.identity = Identity.generate(b"x" * 32)
+        first.sockets.identity = Identity.generate(b"x" * 32)
         assert await first.transport.send(second.id, Frame(Ping(1, 2, ())))
         arrival = await second.recv()
         assert arrival.peer == first.id and arrival.frame is None and "signature" in arrival.reason
@@ -538,7 +538,7 @@ def test_replayed_or_reordered_record_closes_link(wire):
 def test_length_bomb_closes_stream_before_allocation(wire, lengths):
     async def work():
         crooked = await Crooked().open(wire)
-        pool = crooked.second.station.pool
+        pool = crooked.second.sockets.pool
         pool.take = lambda size: pytest.fail("allocated")
         crooked.writer.write(LENGTHS.pack(*lengths))
         assert "limits" in await crooked.is_cut()
