@@ -81,11 +81,28 @@ class FetchedState:
 
 
 @dataclass(slots=True)
+class Transfer:
+    """Transfer of the state of a round, in progress.
+
+    nbytes: size of the state. here: bytes of it that are present. sources: peers that may be asked for chunks.
+    """
+
+    round: int
+    nbytes: int
+    here: int
+    sources: Sequence[PeerId]
+
+
+@dataclass(slots=True)
 class PartialState:
-    """Chunks of failed tries by hash, of one state at most, and peers that sent wrong chunks."""
+    """Chunks of failed tries by hash, of one state at most, and peers that sent wrong chunks.
+
+    `transfer`: the try in progress, if chunks are fetched.
+    """
 
     chunks: dict[Digest, Buffer] = field(default_factory=dict)
     liars: set[PeerId] = field(default_factory=set)
+    transfer: Transfer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +182,12 @@ async def fetch_state(
         offers, offer = found
         if (replay := replay_of(offers, offer, reached(offer), have)) is not None:
             return replay
-        return await _fetch(
-            *found, away, send, receive_queue, have=have, patience=patience, partial=partial, fragment=fragment
-        )
+        try:
+            return await _fetch(
+                *found, away, send, receive_queue, have=have, patience=patience, partial=partial, fragment=fragment
+            )
+        finally:
+            partial.transfer = None
 
 
 @asynccontextmanager
@@ -228,6 +248,8 @@ async def _fetch(
             places[index][:] = earlier
             chunks[index] = places[index]
     partial.chunks = {hashes[index]: chunk for index, chunk in chunks.items()}
+    missing = sum(len(place) for index, place in places.items() if index not in chunks)
+    partial.transfer = transfer = Transfer(offer.round, nbytes, nbytes - missing, sources)
     asked: dict[int, list[PeerId]] = {}
     load: Counter[PeerId] = Counter()
     now = asyncio.get_running_loop().time
@@ -293,6 +315,7 @@ async def _fetch(
             chunks[message.index] = partial.chunks[hashes[message.index]] = place
             longest[peer] = min(LATEST, max(longest[peer], SLOWER * (now() - moved[peer])))
             last = moved[peer] = now()
+            transfer.here += len(place)
             late.discard(peer)
         else:
             if len(frame.payload):  # otherwise the source has moved on to the state of a later round

@@ -20,7 +20,7 @@ from thinwire.collectives.costs.plan_outcome import Comparison
 from thinwire.collectives.transport.zeromq import link
 from thinwire.collectives.transport.zeromq import record_crypto as crypto
 from thinwire.node.cli.main import EXIT_CODES
-from thinwire.node.peer.status import FragmentStatus, LinkStatus, PeerStatus, Stall, Status
+from thinwire.node.peer.status import FragmentStatus, LinkStatus, PeerStatus, Stall, StateTransfer, Status
 from thinwire.node.runtime.settings import SETTINGS
 from thinwire.swarm.frame import HEADER_BYTES, Frame, encode
 from thinwire.swarm.identity.identity import Identity
@@ -197,7 +197,7 @@ def settings() -> str:
 def status() -> str:
     """Return the page of the status of a daemon."""
     parts = [NOTE, "# Status\n", "`thinwire status --json` prints one object.\n"]
-    for kind in (Status, PeerStatus, LinkStatus, FragmentStatus, Comparison, Stall):
+    for kind in (Status, PeerStatus, LinkStatus, FragmentStatus, Comparison, Stall, StateTransfer):
         rows = ((f"`{f.encode_name}`", type_text(f.type)) for f in msgspec.structs.fields(kind))
         text = "\n".join(line.removeprefix("    ") for line in (kind.__doc__ or "").splitlines()).strip()
         parts += [f"## {kind.__name__}\n", f"{text}\n", _table(("field", "value"), rows)]

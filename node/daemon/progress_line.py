@@ -52,7 +52,8 @@ def _lines(status: Status, rounds: int, left: float | None) -> Iterator[str]:
     ]
     here = 1 + sum(peer.state == "alive" for peer in status.peers)
     details = [status.phase, f"{here} peer{'s' if here > 1 else ''}"]
-    for known in (details, details[:1], []):
+    fetching = [status.phase, status.fetching] if status.fetching else details
+    for known in (fetching, details, details[:1], []):
         yield " · ".join(filter(None, [*parts, *known]))
     parts[3], short = saved, "" if loss is None else f"{loss:.2f}"
     yield " · ".join(filter(None, parts))

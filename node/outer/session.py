@@ -13,6 +13,7 @@ from thinwire.collectives.state_sync import FetchedState, OtherModelState
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.topology.shards import Grid
 from thinwire.node.membership.presence import Presence
+from thinwire.node.outer.state_server import StateServer
 from thinwire.node.runtime.asyncio_extra import Result, Work
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
@@ -142,6 +143,7 @@ class ReplicaSession(Session):
     """Rounds of one replica. Its loop calls `change` for each outer step, then `advance`."""
 
     catch_up: StateCatchUp
+    states: StateServer
 
     def __init__(self, context: SessionContext, replica: Replica, fragment: int = 0) -> None:
         super().__init__(context)

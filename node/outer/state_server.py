@@ -24,6 +24,7 @@ from thinwire.collectives.transport.rate_limit import TokenBuckets
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.node.outer.round_history import HURRY, RoundHistory
+from thinwire.node.outer.state_progress import StateProgress
 from thinwire.node.runtime.asyncio_extra import Result, Work
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
@@ -109,6 +110,8 @@ class StateServer:
         self._warned = False
         """True if the alarm that our chain is too long has been given."""
         self._partial = PartialState()
+        self.progress = StateProgress(now, emit)
+        """Transfers of a state to this peer."""
         self._mail: asyncio.Queue[StateMessage] | None = None
         self._questions: Counter[PeerId] = Counter()
         """Number of times that each peer was asked for its state and has not answered, at most STALL."""
@@ -217,7 +220,11 @@ class StateServer:
         self.empty.difference_update(peers)
 
     def on_tick(self) -> None:
-        """Drop states that were not requested for SNAPSHOT_SECONDS, or that no stored rounds continue."""
+        """Drop states that were not requested for SNAPSHOT_SECONDS, or that no stored rounds continue.
+
+        Report a transfer in progress.
+        """
+        self.progress.look(self._partial)
         if not self.busy:
             return
         self._keep(self._is_current)
@@ -289,6 +296,7 @@ class StateServer:
             )
         finally:
             self._mail = None
+            self.progress.look(self._partial)
         if isinstance(fetched, Replay):
             self._emit("replay", {"round": self._replica.round, "rounds": fetched.rounds, "bytes": fetched.nbytes})
         if not isinstance(fetched, FetchedState) or await work(lambda: _finite(fetched)):

@@ -13,7 +13,7 @@ from thinwire.node.peer.reports.lineage_alarms import LineageAlarms
 from thinwire.node.peer.reports.plan_outcome_check import PeerFacts, PlanCheck
 from thinwire.node.peer.reports.plan_outcome_text import comparison_text
 from thinwire.node.peer.status import PeerStatus, Phase, Status
-from thinwire.node.peer.status_parts import fragments_of, lineages, links_known, stalls
+from thinwire.node.peer.status_parts import fetching, fragments_of, lineages, links_known, stalls, transfers
 from thinwire.node.runtime.console import bytes_text, count_text, plain, saved_text
 from thinwire.node.runtime.event_log import event_text
 from thinwire.swarm.identity.identity import short
@@ -25,7 +25,7 @@ DEBUG, INFO, WARNING = 10, 20, 30
 QUIET = frozenset({"phase", "suspect", "refuted", "updated"})
 """Events that go only to the log file."""
 
-NOTABLE = frozenset({"waiting", "waited", "stopped"})
+NOTABLE = frozenset({"waiting", "waited", "stopped", "wrong chunk"})
 """Events that a training loop of the user's own shows, too."""
 
 PLAN_SECONDS = 10.0
@@ -266,6 +266,8 @@ class Reporter:
             group=self.group(),
             stalled=session.stalled(),
             stalls=stalls(peer),
+            fetching=fetching(peer),
+            transfers=transfers(peer),
             plan=self._plan_and_outcome(peer),
             links=links_known(peer),
             fragments=fragments_of(peer),

@@ -68,6 +68,22 @@ class FragmentStatus(msgspec.Struct, frozen=True, kw_only=True):
     lineage: str = ""
 
 
+class StateTransfer(msgspec.Struct, frozen=True, kw_only=True):
+    """Transfer of the state after `round` of a fragment to this peer, for `seconds` so far.
+
+    `bytes`: size of the state; `here`: bytes of it that are present. `sources`: peers that may be asked for chunks. `silence`:
+    seconds since the last chunk.
+    """
+
+    fragment: int
+    round: int
+    bytes: int
+    here: int
+    sources: tuple[str, ...]
+    seconds: float
+    silence: float
+
+
 class Stall(msgspec.Struct, frozen=True, kw_only=True):
     """Wait for a quorum of the members after `round` of a fragment, for `seconds` so far.
 
@@ -99,8 +115,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     reach this one, see Reach. `alarm`: a problem for a person, such as a
     checkpoint that cannot be written. `seat`: as in PeerStatus; `group`: state of the group with which this peer holds
     the model. `stalled`: why no round can commit, for whom this peer waits, and until when; empty if a quorum is here.
-    `stalls`: the same for programs. `lineage`: name of the lineage, if it is not the first one. `continued`: the lineages
-    that this process has seen begin, as text for people. `held_out`: loss on held-out text after round `held_out_round`;
+    `stalls`: the same for programs. `fetching`: size of the state that is being fetched, the part that is here, number of
+    sources, and duration; empty if none is. `transfers`: the same for programs. `lineage`: name of the lineage, if it is not
+    the first one. `continued`: the lineages that this process has seen begin, as text for people. `held_out`: loss on
+    held-out text after round `held_out_round`;
     None: not evaluated yet. `ready`: peers that have announced a contribution to the round in progress. `memory`: bytes of
     main memory that the process occupies; `gpu_memory`: bytes of the GPU's memory that it has reserved. What this peer
     relays between others: `relay_circuits` that are open, `relayed_bytes` since the start of the process, `relay_left`
@@ -141,6 +159,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
     stalled: str = ""
     stalls: tuple[Stall, ...] = ()
+    fetching: str = ""
+    transfers: tuple[StateTransfer, ...] = ()
     lineage: str = ""
     continued: tuple[str, ...] = ()
     ready: tuple[str, ...] = ()

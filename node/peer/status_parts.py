@@ -1,10 +1,11 @@
-"""Parts of a peer's status: lineages, links, fragments, and waits for a quorum."""
+"""Parts of a peer's status: lineages, links, fragments, transfers of states, and waits for a quorum."""
 
 from __future__ import annotations
 
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.peer.peer import Peer
-from thinwire.node.peer.status import FragmentStatus, LinkStatus, Stall
+from thinwire.node.peer.status import FragmentStatus, LinkStatus, Stall, StateTransfer
+from thinwire.node.runtime.console import bytes_text
 from thinwire.swarm.identity.identity import short
 from thinwire.swarm.messages.announcement import SPAN_PREFIX
 from thinwire.swarm.quantized_links import LEAST_RATE, LEAST_RTT, value
@@ -54,6 +55,35 @@ def stalls(peer: Peer) -> tuple[Stall, ...]:
     """
     now = peer.environment.now()
     return tuple(_stall(session, now) for session in without_quorum(peer))
+
+
+def transfers(peer: Peer) -> tuple[StateTransfer, ...]:
+    """Return the transfers of states to a peer that are in progress, by fragment."""
+    return tuple(
+        StateTransfer(
+            fragment=number,
+            round=one.round,
+            bytes=one.nbytes,
+            here=one.here,
+            sources=tuple(source.hex() for source in one.sources),
+            seconds=session.states.progress.seconds,
+            silence=session.states.progress.silence,
+        )
+        for number, session in sorted(peer.session.sessions.items())
+        if (one := session.states.progress.transfer) is not None
+    )
+
+
+def fetching(peer: Peer) -> str:
+    """Return the transfers of states to a peer, as text; empty if there is none."""
+    texts = []
+    for session in peer.session.sessions.values():
+        if (one := session.states.progress.transfer) is not None:
+            parts = f"{bytes_text(one.here)} of {bytes_text(one.nbytes)} of the state of round {one.round}"
+            count = len(one.sources)
+            text = f"{parts} from {count} peer{'' if count == 1 else 's'}, for {session.states.progress.seconds:.0f} s"
+            texts.append(", ".join(filter(None, (text, session.states.progress.waits))))
+    return " · ".join(texts)
 
 
 def without_quorum(peer: Peer) -> list[RoundSession]:

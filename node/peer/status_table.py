@@ -64,6 +64,7 @@ def summary(status: Status, wall: float) -> Text:
         *((("holds", status.seat),) if status.seat else ()),
         *((("group", status.group),) if status.group else ()),
         *((("waits", status.stalled),) if status.stalled else ()),
+        *((("fetches", status.fetching),) if status.fetching else ()),
         *((("lineage", status.lineage),) if status.lineage else ()),
         *((("plan", comparison_text(status.plan)),) if status.plan else ()),
         ("process", f"{status.process}, wrote this {max(0.0, wall - status.wall):.0f} s ago"),

@@ -157,6 +157,7 @@ def _swarm(state: Fields, rates: Rates, columns: int, rows: int, *, utf8: bool) 
         Text(f"up      {up}, {bytes_text(status['bytes_up'])} in all{saved}"),
         Text(f"down    {down}, {bytes_text(status['bytes_down'])} in all"),
         Text(f"round   {status['sync_seconds']:.1f} s for the exchange"),
+        *([Text(f"fetches {plain(status['fetching'])}", "yellow")] if status["fetching"] else []),
         Text(),
         Text(f"  {'peer':<9}{'name':<17}{'round':>8}{'loss':>8}{'seen':>8}  note", "bold"),
     ]

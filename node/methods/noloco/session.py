@@ -63,7 +63,7 @@ class GossipSession(ReplicaSession):
         self.usual = 0.0
         """Running norm of contributions, see `aggregation.outliers`."""
         self._entered = self.me in replica.members
-        self._states = StateServer(
+        self.states = StateServer(
             replica,
             presence.send_queue,
             now,
@@ -74,7 +74,7 @@ class GossipSession(ReplicaSession):
             paced=False,
         )
         self.catch_up = GossipCatchUp(
-            replica, self._states, draw=lambda: self._draw_peers(SOURCES), patience=lambda: self.patience
+            replica, self.states, draw=lambda: self._draw_peers(SOURCES), patience=lambda: self.patience
         )
         outer, exchange = manifest.outer, manifest.exchange
         self._plan = blake3.blake3(
@@ -150,7 +150,7 @@ class GossipSession(ReplicaSession):
 
     async def change(self, work: Work, how: Callable[[], Result]) -> Result:
         self.presence.wake()
-        return await self._states.change(work, how)
+        return await self.states.change(work, how)
 
     def advance(self) -> None:
         """Begin the next round after a change of the state. If slow weights travel, `post` follows."""
@@ -176,7 +176,7 @@ class GossipSession(ReplicaSession):
         self.current = self._next_round(done.attempt + 1 if repeats else self._first_attempt)
         self._send_queue.begin(self.current.round)
         self.roster.progress = self.replica.round
-        self._states.resume()
+        self.states.resume()
         for peer in self._early.peers:
             self._process_early(peer)
 
@@ -227,7 +227,7 @@ class GossipSession(ReplicaSession):
                 group.on_link_up(peer)
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
-        self._states.on_link_down(peer)
+        self.states.on_link_down(peer)
         self._early.drop(peer)
         self._poll.on_link_down(peer)
         self._peers_with_state.discard(peer)
@@ -241,7 +241,7 @@ class GossipSession(ReplicaSession):
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
         message = frame.message
         if isinstance(message, STATE):
-            self._states.on_frame(peer, frame)
+            self.states.on_frame(peer, frame)
         elif isinstance(message, Behind):
             self._on_claimed_round(peer, message.round)
         elif isinstance(message, Ask):
@@ -259,7 +259,7 @@ class GossipSession(ReplicaSession):
             current.tick()
         elif current.posted and self._entered:
             self._choose_partners()
-        self._states.on_tick()
+        self.states.on_tick()
         if self._poll.due:
             self._end_poll()
         if current.ours is None and self._partner_wait.keeps_waiting(current):
@@ -273,7 +273,7 @@ class GossipSession(ReplicaSession):
         """
         current = self.current
         settled = not current.posted or not self._entered or tuple(current.pairs) == self._last_draw[1]
-        if current.ours is not None or not settled or self._states.busy or self._poll.running:
+        if current.ours is not None or not settled or self.states.busy or self._poll.running:
             return -math.inf
         return self._partner_wait.deadline(current)
 
@@ -282,7 +282,7 @@ class GossipSession(ReplicaSession):
         if isinstance(message, Ready):
             self.announced[peer] = message
             self._peers_with_state.add(peer)
-            self._states.done(peer, number)
+            self.states.done(peer, number)
             if not self._entered:
                 return self._send_queue.control(peer, Decline(number, 0, "no state yet"))
         if isinstance(message, Base) and not self._entered:
@@ -344,4 +344,4 @@ class GossipSession(ReplicaSession):
     async def install(self, fetched: FetchedState, work: Work) -> None:
         """Install a fetched state in the replica; `advance` follows."""
         self.presence.wake()
-        await self._states.install(work, fetched)
+        await self.states.install(work, fetched)

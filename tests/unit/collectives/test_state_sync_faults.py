@@ -10,9 +10,11 @@ import pytest
 from kit.outer.chains import accepting, certificate, opened
 from thinwire.collectives.consensus.chain import encode
 from thinwire.collectives.state_offers import state_digest
-from thinwire.collectives.state_sync import IN_FLIGHT, LAST_ROUND, LATEST, STALL, PartialState, fetch_state
+from thinwire.collectives.state_sync import IN_FLIGHT, LAST_ROUND, LATEST, SILENCE, STALL, PartialState, fetch_state
+from thinwire.node.outer.state_progress import REPORT_SECONDS, StateProgress
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity.identity import short
 from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.messages.registry import CHUNK_BYTES, LIFE, ChainEntry, Fork, StateAsk, StateChunk, StateOffer
 
@@ -207,6 +209,43 @@ def test_fetch_without_good_source_fails():
     wrong = [Source(NEW, spoil=lambda index, chunk: b"x" * len(chunk)) for _ in range(2)]
     fetched, seconds = fetch(wrong, OLD)
     assert fetched is None and seconds < PATIENCE
+
+
+def watched(sources):
+    """Return the events of a failed fetch that is watched each second, and the parts of the state that were here."""
+    events, seen, partial = [], [], PartialState()
+
+    def now():
+        return virtual_loop.current().time()
+
+    progress = StateProgress(now, lambda kind, fields: events.append((now(), kind, fields)))
+
+    def tick():
+        progress.look(partial)
+        if progress.transfer is not None:
+            seen.append(progress.transfer.here)
+        virtual_loop.current().call_later(1.0, tick)
+
+    def accept(offer, chain):
+        tick()
+        return True
+
+    assert fetch(sources, OLD, accept=accepting(accept), partial=partial)[0] is None
+    assert partial.transfer is None
+    return events, seen
+
+
+def test_transfer_is_reported_with_its_size_the_part_that_is_here_and_the_wait_for_chunks():
+    """The only source sends nine of ten chunks."""
+    events, seen = watched([Source(NEW, spoil=lambda index, chunk: None if index == 9 else chunk)])
+    assert {kind for _, kind, _ in events} == {"fetching"} and seen[-1] == 9 * CHUNK_BYTES
+    times, _, fields = zip(*events, strict=True)
+    first, last = fields[0], fields[-1]
+    assert (first["round"], first["bytes"], first["sources"], first["detail"]) == (3, SIZE, [short(PEERS[0])], "")
+    assert all(later - earlier > REPORT_SECONDS - 0.1 for earlier, later in zip(times, times[1:], strict=False))
+    assert len(times) > 0.9 * SILENCE / REPORT_SECONDS and last["here"] == 9 * CHUNK_BYTES
+    assert last["detail"].startswith("no chunk for 5") and f"ends {SILENCE:.0f} s after" in last["detail"]
+    assert last["seconds"] == pytest.approx(times[-1] - times[0])
 
 
 def test_unresponsive_source_is_given_up_soon():

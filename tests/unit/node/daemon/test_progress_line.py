@@ -32,6 +32,13 @@ def test_progress_line_has_loss_and_saved_bytes():
     assert "saved" not in ProgressLine().text(status(1.0, 1, fp32_bytes=10, bytes_up=20), 0, WIDE)
 
 
+def test_progress_line_of_a_joiner_has_the_transfer_of_the_state_if_there_is_room():
+    told = status(1.0, 0, phase="joining", fetching="3.1 MB of 17 MB of the state of round 5 from 1 peer, for 9 s")
+    line = ProgressLine()
+    assert line.text(told, 0, WIDE) == f"round 0 · joining · {told.fetching}"
+    assert line.text(told, 0, 40) == "round 0 · joining · 1 peer"
+
+
 @pytest.mark.parametrize(
     ("columns", "shown"),
     [

@@ -11,9 +11,11 @@ from thinwire.collectives.consensus.chain import encode
 from thinwire.collectives.state_offers import ReceivedChains, state_digest, unchecked, vouched
 from thinwire.collectives.state_sync import IN_FLIGHT, accept_all
 from thinwire.node.outer.state_server import REFILL_SECONDS, SIDE_BY_SIDE, SNAPSHOT_SECONDS, STORED, WHOLE, StateServer
+from thinwire.node.peer.status_parts import fetching, transfers
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity.identity import short
 from thinwire.swarm.lineage import lineage_of, name_of_fork
 from thinwire.swarm.messages.registry import (
     CHAIN_BYTES,
@@ -61,12 +63,13 @@ class Server:
         self.now = self.spent = 0.0
         self.replica = Replica(bytes(32), np.arange(140_000, dtype=np.float32), (ANN,))
         self.send_queue = Outbox()
-        self.told = []
+        self.told, self.events = [], []
         self.server = StateServer(
             self.replica,
             self.send_queue,
             lambda: self.now,
             entered=True,
+            emit=lambda kind, fields: self.events.append((kind, fields)),
             report=lambda name, detail: self.told.append(name),
             history=SimpleNamespace(replay=(0, 0), spent=lambda round: self.spent * (self.replica.round - round)),
             chains=ReceivedChains(unchecked),
@@ -385,6 +388,68 @@ def test_offers_beyond_the_questions_are_not_examined():
         here.server.on_frame(BEN, offer(3))
         assert await fetching is None
         assert examined == [2, 3] and here.server.offers[ANN].round == 2
+
+    asyncio.run(main())
+
+
+def fetches(here, round, spoil=lambda chunk: chunk):
+    """Begin to fetch a state of a round from ANN; return the task, its first steps, and the end: its chunk."""
+    other = Replica(bytes(32), np.ones(140_000, dtype=np.float32), (ANN,))
+    digest = state_digest(round, other.layout, (ANN,), other.hashes)
+    offer = StateOffer(round, digest, other.layout, other.state.nbytes, (ANN,))
+    task = asyncio.ensure_future(here.server.fetch([ANN], at_once, patience=60.0, accept=accept_all))
+
+    async def begin():
+        await asyncio.sleep(0)
+        here.server.on_frame(ANN, Frame(offer, b"".join(other.hashes)))
+        while not here.send_queue.sent or not isinstance(here.send_queue.sent[-1][1].message, StateFetch):
+            await asyncio.sleep(0)
+        here.server.on_tick()
+
+    def send():
+        here.server.on_frame(ANN, Frame(StateChunk(round, 0), spoil(bytes(other.chunk(0)))))
+
+    return task, begin, send
+
+
+def test_transfer_to_this_peer_is_shown_while_it_lasts():
+    async def main():
+        here = Server()
+        task, begin, send = fetches(here, 9)
+        await begin()
+        here.now = 31.0
+        here.server.on_tick()
+        here.server.on_tick()
+        reports = [fields["seconds"] for kind, fields in here.events if kind == "fetching"]
+        assert reports == [0.0, 31.0]
+        peer = SimpleNamespace(session=SimpleNamespace(sessions={0: SimpleNamespace(states=here.server)}))
+        assert fetching(peer) == (
+            "71.4 kB of 1.1 MB of the state of round 9 from 1 peer, for 31 s, "
+            "no chunk for 31 s; the transfer ends 600 s after the last chunk"
+        )
+        assert msgspec.structs.asdict(transfers(peer)[0]) == {
+            **{"fragment": 0, "round": 9, "bytes": 1_120_000, "here": 1_120_000 - CHUNK_BYTES, "sources": (ANN.hex(),)},
+            **{"seconds": 31.0, "silence": 31.0},
+        }
+        send()
+        assert (await task).offer.round == 9
+        assert fetching(peer) == "" and transfers(peer) == () and len(here.events) == 2
+
+    asyncio.run(main())
+
+
+def test_source_of_wrong_chunks_is_reported_once_by_name():
+    """Although it is asked again, because there is no other source."""
+
+    async def main():
+        here = Server()
+        for round in (9, 10):
+            here.send_queue.sent.clear()
+            task, begin, send = fetches(here, round, lambda chunk: b"x" * len(chunk))
+            await begin()
+            send()
+            assert await task is None
+        assert [fields["source"] for kind, fields in here.events if kind == "wrong chunk"] == [short(ANN)]
 
     asyncio.run(main())
 

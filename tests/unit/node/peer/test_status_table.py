@@ -1,6 +1,8 @@
 """Status of a daemon for people."""
 
+import msgspec
 import pytest
+from thinwire.node.cli.top.screen import Rates, section
 from thinwire.node.peer.status import PeerStatus, Status
 from thinwire.node.peer.status_table import show_peers, summary
 
@@ -12,6 +14,16 @@ def test_status_tells_why_no_round_commits_and_the_lineage(stalled, lineage):
     lines = summary(status, 0.0).plain.splitlines()
     assert [line.split(None, 1)[1] for line in lines if line.startswith("waits")] == [stalled] * bool(stalled)
     assert [line.split(None, 1)[1] for line in lines if line.startswith("lineage")] == [lineage] * bool(lineage)
+
+
+@pytest.mark.parametrize("fetching", ["", "3.1 MB of 17 MB of the state of round 5 from 1 peer, for 9 s"])
+def test_status_and_screen_show_the_transfer_of_a_state(fetching):
+    status = Status(process=1, process_started=0.0, wall=0.0, peer="ab" * 32, fetching=fetching)
+    lines = summary(status, 0.0).plain.splitlines()
+    assert [line.split(None, 1)[1] for line in lines if line.startswith("fetches")] == [fetching] * bool(fetching)
+    state = {"status": msgspec.to_builtins(status), "running": True, "rounds": [], "saved_factor": 0.0}
+    shown = [line.plain for line in section(state, Rates(), "swarm", 100, 20, utf8=True)]
+    assert [line for line in shown if line.startswith("fetches")] == [f"fetches {fetching}"] * bool(fetching)
 
 
 @pytest.mark.parametrize("why", ["", "/dev/shm/thinwire-7: must belong to user 7 alone, with mode 0700"])
