@@ -165,7 +165,8 @@ class Daemon:
             if self._stopped_by:
                 self._exit_at_once(number)
             self._stopped_by = number
-            LOGGER.warning("stopping after this round; once more to stop at once")
+            when = " after this round" if lifecycle.takes_part else ""
+            LOGGER.warning(f"stopping{when}; once more to stop at once")
             lifecycle.stop()
 
         options, announcing = self._options, None

@@ -87,7 +87,7 @@ class PeerLifecycle:
         await self._finish()
 
     def stop(self) -> None:
-        """Leave gracefully: after the round in progress, unless it takes too long."""
+        """Leave gracefully: after the round in progress, unless it takes too long; without one at once."""
         self.report.phase = "leaving"
         self._stopping.set()
         self._interrupt.set()
@@ -97,11 +97,16 @@ class PeerLifecycle:
         """True if `stop` was called."""
         return self._stopping.is_set()
 
+    @property
+    def takes_part(self) -> bool:
+        """True once this peer has the state, so that rounds may be in progress."""
+        return self._learner is not None
+
     async def _until_end(self, training: asyncio.Task[None]) -> None:
         stop = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait((training, stop), return_when=asyncio.FIRST_COMPLETED)
-            if not training.done() and self.peer.ready:
+            if not training.done() and self.takes_part:
                 await asyncio.wait((training,), timeout=ABANDON_SECONDS)
         finally:
             stop.cancel()

@@ -11,6 +11,7 @@ from thinwire.node.peer import lifecycle
 from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.training.learner import StepReport, WorkShare
+from thinwire.sims.engine import virtual_loop
 
 
 async def nothing(*arguments, **more):
@@ -78,3 +79,35 @@ def test_tokens_missing_in_late_round_count_in_the_next(monkeypatch):
     )
     asyncio.run(life.run())
     assert services.weights == [10, 20, 30, 30, 10]
+
+
+def test_joiner_without_a_state_stops_at_once(monkeypatch):
+    """Its session exists, but no round is in progress here."""
+    monkeypatch.setattr(lifecycle, "PeerServices", lambda *arguments, **more: Services([]))
+
+    async def main():
+        joining, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        async def take_up(*arguments, **more):
+            joining.set()
+            await asyncio.Event().wait()
+
+        async def begin(peer):
+            return True
+
+        async def learn(manifest):
+            return Learner()
+
+        identity = SimpleNamespace(peer_id=bytes(32))
+        peer = SimpleNamespace(identity=identity, run_id=bytes(32), manifest=None, ready=True, take_up=take_up)
+        report = SimpleNamespace(emit=lambda name, fields: None)
+        life = PeerLifecycle(peer, report, begin=begin, learn=learn, work=at_once)
+        running = asyncio.ensure_future(life.run())
+        await joining.wait()
+        assert report.phase == "joining" and not life.takes_part
+        life.stop()
+        began = loop.time()
+        await running
+        return loop.time() - began
+
+    assert virtual_loop.run(main(), seed=1) == 0.0
