@@ -55,6 +55,7 @@ def question(
     assumed: list[str] = []
     settings = manifest or Manifest()
     inner, model = settings.inner, settings.model
+    machines = _machines(links, peers, step or 0.0)
     size, frozen, deep, wide = _sizes(manifest, here, parameters, layers, width)
     if not deep:
         raise PlanError("the model's layers are not known", GIVE_SIZE)
@@ -63,7 +64,7 @@ def question(
         assumed.append(f"a width of {wide:,}, as of a transformer with {deep} layers and so many parameters")
     if not tokens and manifest is not None:
         tokens = inner.batch * inner.accumulate * model.context
-    if not step:
+    if not all(machine.step for machine in machines):
         if not speed:
             raise PlanError(
                 "how long an inner step takes is not known", "give --step SECONDS, or --speed TFLOPS and --tokens"
@@ -71,6 +72,7 @@ def question(
         if not tokens:
             raise PlanError("how many tokens an inner step has is not known", "give --tokens, or --step SECONDS")
         step = (6.0 * size + 4.0 * frozen) * tokens / (speed * 1e12)
+        machines = _machines(links, peers, step)
         flop = "6 flop per parameter and token" + (" (4 if it is frozen)" if frozen else "")
         assumed.append(f"{step:.3g} s for an inner step: {flop} at {speed:g} TFLOP/s")
     if not every and manifest is None:
@@ -84,7 +86,7 @@ def question(
             layers=deep,
             width=wide,
             tokens=tokens or 0,
-            machines=_machines(links, peers, step),
+            machines=machines,
             rtt=rtt / 1e3,
             every=every or 0,
             codec=codec,
@@ -127,7 +129,7 @@ def _sizes(
 def _machines(links: Sequence[str], peers: int | None, step: float) -> tuple[PeerMachine, ...]:
     """Return the machines of the given links; by default 100 Mbit/s in each direction.
 
-    A single link without a count applies to all peers.
+    A single link without a count applies to all peers. step: of links without one; 0 if it is not known.
     """
     found = [_machine(text, step) for text in links or ("100/100",)]
     if len(found) == 1 and not found[0][0]:
@@ -156,13 +158,13 @@ def _machine(text: str, step: float) -> tuple[int, PeerMachine]:
     if match["kind"] and match["kind"] not in ACCESS:
         raise wrong
     try:
-        own = float(match["step"] or step)
+        own = float(match["step"]) if match["step"] else step
         if match["kind"]:
             down, up = ACCESS[match["kind"]].down, ACCESS[match["kind"]].up
         else:
             down, up = float(match["down"]) * MBIT, float(match["up"]) * MBIT
     except ValueError:
         raise wrong from None
-    if min(down, up, own) <= 0:
+    if min(down, up) <= 0 or match["step"] and not own:
         raise PlanError(f"{text!r}: bandwidths and step times must be above 0", "leave out peers that are absent")
     return int(match["count"] or 0), PeerMachine(1, down, up, own)

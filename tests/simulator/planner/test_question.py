@@ -93,6 +93,8 @@ def test_question_parses_links():
         PeerMachine(1, 6.25e6, 1.25e6, 2.0),
         PeerMachine(2, 37.5e6, 37.5e6, 0.5),
     )
+    bare = {name: value for name, value in FLAGS.items() if name != "step"}
+    assert question(**bare, links=["3x50/10@3", "dsl@0.5"]).machines[0].step == 3.0
     assert question(**FLAGS, peers=3).machines == (PeerMachine(3, 12.5e6, 12.5e6, 2.0),)
 
 
