@@ -181,8 +181,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     """Run one command. Return the exit code; raise BrokenPipeError or SystemExit for a closed pipe."""
     session, termination = CliSession(), Termination()
     arguments = sys.argv[1:] if arguments is None else arguments
+    wanted = first_word(list(arguments))
     try:
-        group = command_line(first_word(list(arguments)))
+        group = command_line(wanted)
         with termination:
             code = group(args=list(arguments) or ["--help"], prog_name="thinwire", standalone_mode=False, obj=session)
         if sys.stdout is not None:  # the parent process may have closed it
@@ -210,7 +211,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     except Exception as error:
         describe = getattr(error, "format_message", None)
         if describe is not None:  # a mistake in the arguments; the class's place differs between versions of typer
-            place = getattr(getattr(error, "ctx", None), "command_path", "thinwire")
+            # The context is unknown if the argument of an option is missing.
+            known = f"thinwire {wanted}" if wanted in group.commands else "thinwire"
+            place = getattr(getattr(error, "ctx", None), "command_path", known)
             tell(describe(), f"see `{place} --help`")
             return 2
         return _internal(error, session)
