@@ -38,7 +38,7 @@ from thinwire.node.state.replica import Replica
 from thinwire.node.state.replica_buffers import ParameterWrite, Read
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.state.vote_file import VoteFile
-from thinwire.node.training.models.initial_weights import digest_of, missing_weights
+from thinwire.node.training.models.initial_weights import digest_of, missing_weights, not_finite, weights_not_finite
 from thinwire.swarm.identity.admission_token import TokenError
 from thinwire.swarm.identity.identity import Identity, peer_id_of, short
 from thinwire.swarm.identity.invite import MAX_SEEDS, Invite, Seed
@@ -159,7 +159,8 @@ class Peer:
         `theta`: first parameters, the same on every peer (derived from the manifest's seed), unless the founder was given
         others. `beside`: like `work`, while that trains. `on_commit`: see SessionContext. `device` has the parameters. Raises
         ManifestMismatch if the model here is not the swarm's, ManifestError if the model is too large for the manifest's
-        codec, or cannot be held in parts, WeightsError if the manifest names first parameters which a founder lacks.
+        codec, or cannot be held in parts, WeightsError if the first parameters of a founder are not finite, or the manifest
+        names others.
         """
         named = self.manifest.first_weights
         given = not named or await work(partial(digest_of, theta)) == named
@@ -174,7 +175,7 @@ class Peer:
                     "begin the run with a peer that holds the whole model, and raise outer.overlap above steps / fragments",
                 )
             begin = partial(begin, held=self._held)
-        self.replica = await work(begin)
+        self.replica, broken = await work(partial(_begun, begin, theta, layout))
         await work(lambda: self.replica.keep_ledger(self.manifest))
         for _, replica, _ in self.replica.each(layout):
             replica.encode_on(device)
@@ -203,6 +204,8 @@ class Peer:
             )
         if not joins and not given and not self.replica.round:
             raise missing_weights(named)
+        if broken and not joins and not self.replica.round:
+            raise weights_not_finite(broken)
         self.known_peers.founds = not joins
         votes = {number: self._votes(number) for number, _, _ in self.replica.each(layout)}
         forks: list[Fork] = []
@@ -353,3 +356,8 @@ class Peer:
 
     def __repr__(self) -> str:
         return f"Peer({short(self.identity.peer_id)})"
+
+
+def _begun(begin: Callable[[], Replica], theta: Floats, layout: Layout) -> tuple[Replica, str]:
+    """Return the replica that begins with `theta`, and the first parameter that is not finite."""
+    return begin(), not_finite(theta, layout)

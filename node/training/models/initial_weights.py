@@ -118,6 +118,17 @@ def missing_weights(named: str) -> WeightsError:
     return WeightsError(f"this run starts with given weights ({KEY} = {named[:8]}…)", "give their file with --from")
 
 
+def not_finite(theta: Floats, layout: Layout) -> str:
+    """Return the name of the first parameter with NaN or infinity; empty if there is none."""
+    pieces = (piece.name for piece in layout.pieces if not np.isfinite(theta[piece.start : piece.stop]).all())
+    return next(pieces, "")
+
+
+def weights_not_finite(name: str) -> WeightsError:
+    """Return the error of a founder whose model begins with NaN or infinity in this parameter."""
+    return WeightsError(f"the first weights of {name} are not finite", "initialize it with finite values")
+
+
 def check_weights(theta: Floats, named: str, source: Path) -> None:
     """Check first parameters, from the file `source`, against the hash `named` in the manifest.
 

@@ -3,8 +3,14 @@
 import asyncio
 import threading
 
+import numpy as np
+import pytest
+import torch
 from thinwire.node.peer.bootstrap import founding
+from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.runtime.load_settings import load
+from thinwire.node.state.layout import layout_of
+from thinwire.node.training.models.initial_weights import WeightsError
 
 
 def test_peer_announces_site_of_its_settings(tmp_path):
@@ -15,3 +21,24 @@ def test_peer_announces_site_of_its_settings(tmp_path):
 def test_daemon_executor_runs_in_a_thread(tmp_path):
     peer = founding(b"", load({"home": tmp_path}, {}), "run.toml").peer(lambda kind, fields: None)
     assert asyncio.run(peer.environment.aside(threading.get_ident)) != threading.get_ident()
+
+
+def test_founder_refuses_first_weights_that_are_not_finite_and_names_the_parameter(tmp_path):
+    async def main():
+        entry = founding(b"", load({"home": tmp_path, "host": "127.0.0.1", "port": 0}, {}), "run.toml")
+        peer, layout = entry.peer(lambda kind, fields: None), layout_of(torch.nn.Linear(2, 2))
+        theta = np.ones(layout.total, np.float32)
+        theta[layout.pieces[1].start] = np.nan
+
+        def copy(*arguments):
+            raise AssertionError("the model is not used")
+
+        joins = await entry.begin(peer)
+        try:
+            await peer.take_up(layout, theta, read=copy, write=copy, work=at_once, joins=joins)
+        finally:
+            await peer.leave()
+
+    with pytest.raises(WeightsError, match="the first weights of weight are not finite") as found:
+        asyncio.run(main())
+    assert found.value.exit_code == 2
