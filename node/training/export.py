@@ -147,7 +147,8 @@ def for_peft(
     Raises ExportError.
     """
     if not manifest.lora.rank:
-        raise ExportError("the run trains a whole model, not an adapter", "use --format transformers or safetensors")
+        others = "transformers or safetensors" if manifest.model.kind in ("transformer", "hf") else "safetensors"
+        raise ExportError("the run trains a whole model, not an adapter", f"use --format {others}")
     try:
         from thinwire.node.training.models.lora import in_peft
 

@@ -14,6 +14,7 @@ from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.state.checkpoint_store import CheckpointStore, Saved
 from thinwire.node.state.snapshot import FragmentState, Snapshot
+from thinwire.node.training.export import ExportError, for_peft
 from thinwire.node.training.models.tokenizer import byte_tokenizer_file
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
 from thinwire.node.training.stored_model import stored_model
@@ -294,3 +295,17 @@ def test_export_mistakes_are_reported(tmp_path, capsys):
     code, _, err = outcome(capsys, tmp_path / "f", "--format", "transformers", "--home", home)
     assert code == 2 and "there is no manifest for" in err
     assert np.all([not path.name.startswith(".") for path in tmp_path.iterdir()])
+
+
+@pytest.mark.parametrize(
+    ("kind", "formats"),
+    [
+        ("", "transformers or safetensors"),
+        ('kind = "module"\nname = "mine:make"', "safetensors"),
+        ('kind = "custom"', "safetensors"),
+    ],
+)
+def test_hint_for_a_run_without_an_adapter_names_only_formats_that_it_has(tmp_path, kind, formats):
+    with pytest.raises(ExportError) as found:
+        for_peft({}, parse(f"[model]\n{kind}\n", "run.toml"), directories(tmp_path).run(RUN))
+    assert found.value.hint == f"use --format {formats}"
