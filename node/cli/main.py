@@ -40,8 +40,8 @@ EXIT_CODES = {
     "4": "no swarm reachable, or no daemon here",
     "5": "manifest or protocol mismatch, run.toml has changed, not admitted, or banned",
     "6": "nothing to recover",
-    "130, 143": "stopped at once by Ctrl-C or SIGTERM: by the second signal, or by the first while nothing trains in this "
-    "process (loading, start --local, doctor, sim, export, generate, ...)",
+    "130, 143": "stopped at once by Ctrl-C or SIGTERM: by the second signal, or by the first in a process that is no peer "
+    "of a run (a daemon that loads, start --local, doctor, sim, export, generate, ...)",
     str(CLOSED_PIPE): "the reader of the output has closed the pipe",
 }
 """Exit codes of all commands, as the help and the README list them."""
