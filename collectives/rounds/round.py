@@ -180,6 +180,11 @@ class Round:
         return self._repair.missing_results
 
     @property
+    def unclaimed(self) -> bool:
+        """True if all results that the ballot adopts are here, and not all claims to them, see OwnerRecords."""
+        return self.data_plane.unclaimed
+
+    @property
     def unobtainable(self) -> bool:
         """True if the round is bound to results that are missing, and none of their voters is reachable."""
         return bool(self._repair.missing_results) and not self._repair.voters

@@ -51,13 +51,13 @@ class OwnLineage:
         self._now, self._emit, self._sign, self._key_of = now, emit, sign, key_of
         self._votes, self._current, self._founded = votes, current, founded
         self._founding: Founding | None = None
-        self._missing = 0, 0.0
-        """Results that the round in progress lacks, and the time since which there are so many."""
+        self._missing = (0, False), 0.0
+        """Results that the round in progress lacks, True if it lacks claims, and the time since which it does."""
 
     def advance(self) -> None:
         """Begin a round: its quorum is not known to be missing."""
         founding, ours = self._founding, self._replica.chain
-        self._founding, self._missing = None, (0, 0.0)
+        self._founding, self._missing = None, ((0, False), 0.0)
         self._quorum_wait.end()
         if ours and founding is not None and founding.has_stated(ours[-1].fork):
             report(ours[-1].fork, self._emit)  # Another founder was faster, and we have fetched its state.
@@ -74,13 +74,14 @@ class OwnLineage:
         """Found a lineage with the reachable peers if the round has had no quorum for long enough."""
         current, now = self._current(), self._now()
         agreement = current.agreement
-        if current.missing_results != self._missing[0]:
-            self._missing = current.missing_results, now
+        lacks = current.missing_results, current.unclaimed
+        if lacks != self._missing[0]:
+            self._missing = lacks, now
         # Voters that have restarted are reachable, but have lost the results. There are pauses between those that we follow.
         longest = PATIENCES * agreement.terms.patience
         if current.follows and not current.exhausted:
             longest = max(LATEST, longest)
-        lost = current.missing_results and now >= max(self._missing[1], current.moved) + longest
+        lost = current.missing_results and now >= self._missing[1] + longest
         able = (agreement.able or agreement.commit is not None) and not (current.unobtainable or lost)
         if not self._replica.members or current.complete or able:
             self._quorum_wait.end()

@@ -152,6 +152,7 @@ class Scene:
             complete=False,
             unobtainable=False,
             missing_results=0,
+            unclaimed=False,
             moved=self.now,
             follows=False,
             exhausted=False,

@@ -224,6 +224,17 @@ def test_peer_that_follows_a_round_waits_longer_for_its_results_while_a_source_h
     assert scene.quorum_wait.begun.is_set()
 
 
+def test_wait_for_claims_begins_when_the_last_result_has_come():
+    scene = Scene(live=(ANN, BEN))
+    scene.current.missing_results = 1
+    scene.run(PATIENCES * PATIENCE - 0.5)
+    scene.current.unclaimed = True  # It counts as one, like the result before.
+    scene.run(PATIENCES * PATIENCE)
+    assert not scene.quorum_wait.begun.is_set()
+    scene.run(1.0)
+    assert scene.quorum_wait.begun.is_set()
+
+
 def test_peer_founds_one_if_the_voters_for_the_results_of_its_round_do_not_send_them():
     """They have restarted: they are reachable, but have lost the results that they voted for."""
     scene = Scene(live=(ANN, BEN))
