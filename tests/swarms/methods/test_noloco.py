@@ -476,7 +476,7 @@ def judges(monkeypatch):
     [
         *([seed] for seed in range(4)),
         *(pytest.param(range(first, first + 6), marks=pytest.mark.soak) for first in range(4, 48, 6)),
-        *(pytest.param(range(first, first + 100), marks=pytest.mark.soak) for first in range(100, 2000, 100)),
+        *(pytest.param(range(first, first + 50), marks=pytest.mark.soak) for first in range(100, 400, 50)),
     ],
     ids=lambda numbers: str(numbers[0]),
 )
