@@ -69,7 +69,7 @@ class StateProgress:
                 "bytes": transfer.nbytes,
                 "here": transfer.here,
                 "sources": [short(source) for source in transfer.sources],
-                "seconds": self.seconds,
+                "seconds": round(self.seconds, 1),
                 "detail": self.waits,
             },
         )
