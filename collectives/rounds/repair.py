@@ -225,7 +225,7 @@ class ResultServer:
         for index in dict.fromkeys(message.indices):
             if index < len(chunks) and (result := chunks[index]) is not None:
                 if sender not in agreement.terms.members and self._served[sender] >= TIMES * len(chunks):
-                    return  # It would take our uplink from the others. It asks other peers after a time-out.
+                    return  # Without a limit it could use up our uplink. After a time-out it asks other peers.
                 self._served[sender] += 1
                 frame = Frame(Result(round, fragment, proposal.ballot, index, proposal.lineage), result)
                 self._send_queue.bulk(sender, frame, requested=True, paced=paced)

@@ -41,7 +41,7 @@ class StateProgress:
 
     @property
     def waits(self) -> str:
-        """Since when no chunk has come, and until when one may; empty if one has come lately."""
+        """Duration of the silence and the end of the transfer, as text; empty if a chunk has come recently."""
         if self.silence < REPORT_SECONDS:
             return ""
         return f"no chunk for {self.silence:.0f} s; the transfer ends {SILENCE:.0f} s after the last chunk"

@@ -51,7 +51,7 @@ REFILL_SECONDS = 600.0
 """Seconds in which the allowance of a reader grows by one state."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Snapshot:
     offer: StateOffer
     proof: bytes
@@ -372,9 +372,6 @@ class StateServer:
             worst = next((one for one in self._stored if not self._is_read(one)), self._stored[-1])
             self._keep(lambda one: one is not worst)
 
-    def _chunk(self, round: int, index: int, payload: Buffer) -> Frame:
-        return Frame(StateChunk(round, index, self._fragment), payload)
-
     def _serve(self, peer: PeerId, message: StateFetch) -> None:
         if self._send_queue.requested(peer, StateChunk) > SIDE_BY_SIDE * IN_FLIGHT:
             return  # an honest peer does not request as many at once, and each may cost a copy
@@ -388,7 +385,8 @@ class StateServer:
                 (self._spent.discard if within else self._spent.add)(peer)
                 self._pace()
                 break
-        self._send_queue.bulk(peer, self._chunk(message.round, message.index, payload), requested=True)
+        chunk = StateChunk(message.round, message.index, self._fragment)
+        self._send_queue.bulk(peer, Frame(chunk, payload), requested=True)
 
 
 def _finite(fetched: FetchedState) -> bool:
