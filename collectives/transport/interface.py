@@ -31,6 +31,9 @@ The process is dead.
 RELAY_DEAD = "its relay is dead"
 """Reason of an Arrival after `leave_relay`."""
 
+RELAY_STUCK = "its relay passes on no data"
+"""Reason of an Arrival after `leave_circuit`; also part of the reason at the other end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Contact:
@@ -43,12 +46,14 @@ class Contact:
 class Arrival(msgspec.Struct, frozen=True, gc=False):
     """Result of `recv`: a frame or the loss of a link.
 
-    The frame was checked, and its sender authenticated. After a loss `frame` is None.
+    The frame was checked, and its sender authenticated. After a loss `frame` is None, and `relay` is the peer that spliced
+    the link (b"": none).
     """
 
     peer: PeerId
     frame: Frame | None
     reason: str = ""
+    relay: PeerId = b""
 
     @property
     def gone(self) -> bool:
@@ -204,6 +209,13 @@ class Transport(Protocol):
 
     def leave_relay(self, relay: PeerId) -> None:
         """End the links that a peer relays, because it is dead. `recv` returns each loss."""
+        ...
+
+    def leave_circuit(self, peer: PeerId) -> None:
+        """End the link to a peer if it has a relay, because that passes on no bulk data.
+
+        `recv` returns the loss. Both ends ask other relays for a while.
+        """
         ...
 
     def no_sharing(self) -> str:

@@ -200,7 +200,8 @@ class Presence:
         peer, frame = arrival.peer, arrival.frame
         if frame is None:
             if peer in self.live and not self.roster.left:  # After our own departure all links end.
-                self._emit("lost", {"peer": peer.hex(), "reason": arrival.reason})
+                relay = {"relay": arrival.relay.hex()} if arrival.relay else {}
+                self._emit("lost", {"peer": peer.hex(), "reason": arrival.reason, **relay})
             self._lose(peer, gone=arrival.gone)
             # The roster's probe dials again: a refusal by the machine tells a dead process from a broken connection.
             self._send(self.roster.on_link_down(peer, self._now()))
@@ -210,6 +211,8 @@ class Presence:
             return
         if peer not in self.live:
             self._reach(peer)
+        if peer in self.send_queue.debtors:
+            self._check_relay(peer)
         message, now = frame.message, self._now()
         if len(self._last_message_at) >= MAX_PEERS and peer not in self._last_message_at:
             self._last_message_at = {one: at for one, at in self._last_message_at.items() if one in self.live}
@@ -225,6 +228,11 @@ class Presence:
         if handler is not None:
             self.wake()
             handler.on_frame(peer, frame)
+
+    def _check_relay(self, peer: PeerId) -> None:
+        """Leave the relay of a peer that sends control messages, while none of the data that it owes us comes."""
+        if self.send_queue.debtors.pop(peer) == self.transport.bulk_received(peer):
+            self.transport.leave_circuit(peer)
 
     def silence_of(self, peer: PeerId) -> float:
         """Return the seconds since the last message of a peer; 0 if none has come."""

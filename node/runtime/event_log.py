@@ -66,7 +66,7 @@ def _value(key: str, value: object) -> str:
         return ", ".join(map(str, value))
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 10_000 else f"{value:.0f}"
-    return str(value)[:8] if key in ("peer", "run") else str(value)
+    return str(value)[:8] if key in ("peer", "relay", "run") else str(value)
 
 
 class EventLog:

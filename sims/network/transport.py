@@ -11,7 +11,7 @@ from typing import Any
 
 from thinwire.collectives.transport.addresses.observed_addresses import Sighting
 from thinwire.collectives.transport.frame_limit import FrameLimit, FrameLimits
-from thinwire.collectives.transport.interface import REFUSED, RELAY_DEAD, Admit, Arrival, Contact, Lent
+from thinwire.collectives.transport.interface import REFUSED, RELAY_DEAD, RELAY_STUCK, Admit, Arrival, Contact, Lent
 from thinwire.sims.network.circuits import Connection, RelayedLink, circuits_of
 from thinwire.sims.network.handshake import Handshakes, Network
 from thinwire.sims.network.link import Downlink, Endpoint, Gateway, Link, LinkTraffic, Pipe, Uplink
@@ -153,6 +153,11 @@ class SimTransport:
         for link in [one for one in self.links.values() if one.relay == relay]:
             self.lose(link, RELAY_DEAD)
 
+    def leave_circuit(self, peer: PeerId) -> None:
+        link = self.links.get(peer)
+        if link is not None and link.relay:
+            self.lose(link, RELAY_STUCK)
+
     def no_sharing(self) -> str:
         return ""  # every peer of a simulation is a machine
 
@@ -272,8 +277,10 @@ class SimTransport:
             self._release(link, reason)
             if self.circuits is not None:
                 self.circuits.relay.forget(peer, waiting=True)
+                if link.relay and reason == RELAY_STUCK:
+                    self.circuits.avoid(link.relay, peer)
             self._net.loop.record(b"lost", self.peer_id, peer, reason.encode())
-            self._control.append((Arrival(peer, None, reason), None, 0))
+            self._control.append((Arrival(peer, None, reason, link.relay), None, 0))
             self._wake()
 
     def replace(self, link: Link, record: PeerRecord | None) -> None:

@@ -54,7 +54,7 @@ class FakeSendQueue:
     """Send queue that stores frames.
 
     `waiting`: frames queued for any peer; `paced`: those with pauses; `stirring`: received bytes;
-    `departed`: time when the last frame left; `busy`: more has to leave.
+    `departed`: time when the last frame left; `busy`: more has to leave; `behind`: peers behind a relay.
     """
 
     def __init__(self) -> None:
@@ -63,6 +63,11 @@ class FakeSendQueue:
         self.paced: list[Sent] = []
         self.stirring: dict[PeerId, int] = {}
         self.departed, self.busy = 0.0, False
+        self.behind: set[PeerId] = set()
+        self.debtors: dict[PeerId, int] = {}
+
+    def relayed(self, peer: PeerId) -> bool:
+        return peer in self.behind
 
     def received(self, peer: PeerId) -> int:
         return self.stirring.get(peer, 0)

@@ -355,6 +355,10 @@ class AllGather(DataPlane):
                 return entry.peer, MISSING if entry.peer in self.agreement.ready else "not announced"
         return None
 
+    def debtors(self, proposal: Proposal) -> Collection[PeerId]:
+        """Return the peers that should bring us missing pieces: their contributors, or helpers."""
+        return {self._helper(slot) or self.owners[slot] for slot in self.results.lacks()} - {self.me}
+
     # --- missing pieces from other peers
 
     def tick(self) -> None:

@@ -462,6 +462,10 @@ class Butterfly(DataPlane):
                 return owner, "result missing"
         return None
 
+    def debtors(self, proposal: Proposal) -> Collection[PeerId]:
+        """Return all contributors to our chunks that we wait for, or else the owner of a missing result."""
+        return {entry.peer for entry in self._owned.awaited(proposal)} or super().debtors(proposal)
+
     @property
     def failed(self) -> set[PeerId]:
         """Peers that must not own chunks in the next rounds.

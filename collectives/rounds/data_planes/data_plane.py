@@ -190,6 +190,11 @@ class DataPlane(ABC):
     def culprit(self, proposal: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer that the round waits for and the reason, or None."""
 
+    def debtors(self, proposal: Proposal) -> Collection[PeerId]:
+        """Return the peers that the round waits for, and that must send us data over our link to them."""
+        found = self.culprit(proposal)
+        return () if found is None else (found[0],)
+
     @property
     def unclaimed(self) -> bool:
         """True if all results that the ballot adopts are here, and not all that an audit of them needs."""

@@ -266,3 +266,8 @@ class Hierarchy(Butterfly):
             if guilty != self.me:
                 return guilty, "result missing"
         return None
+
+    def debtors(self, proposal: Proposal) -> Collection[PeerId]:
+        """Return the culprit, unless a result is missing, which may come over peers of our cluster."""
+        found = self.culprit(proposal)
+        return () if found is None or found[1] == "result missing" else (found[0],)

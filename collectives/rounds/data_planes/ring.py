@@ -271,6 +271,10 @@ class Ring(OwnerDependentButterfly):
         """Return all peers of the group but ourselves, as partial sums contain any peer's data."""
         return DataPlane.awaited_peers(self, proposal)
 
+    def debtors(self, proposal: Proposal) -> Collection[PeerId]:
+        """Return the culprit: in a ring, all partial sums come from the left neighbour."""
+        return DataPlane.debtors(self, proposal)
+
     def culprit(self, proposal: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer to blame.
 

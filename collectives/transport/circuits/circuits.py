@@ -94,6 +94,8 @@ class Circuits:
         self.lanes: dict[int, Callable[[PeerId], asyncio.BaseProtocol]] = {}
         self.relay = Relay(limits, loan, rate_limit, self._direct, self._send_later, draw)
         self._own, self._limits, self._enter = own, limits, enter
+        self._avoided: dict[tuple[PeerId, PeerId], tuple[float, float]] = {}
+        """Relays that have passed on no bulk data of a peer: until when they are not asked, and for how long."""
         self._numbers = count(1)
         self._asked: dict[int, tuple[PeerId, asyncio.Future[Circuit]]] = {}
         self._answers: set[asyncio.Task[None]] = set()
@@ -110,8 +112,23 @@ class Circuits:
         first: their gates can be reached.
         """
         pair = b"".join(sorted((self._own, peer)))
-        order = rank(pair, "circuit", self._direct() - {peer})
+        order = rank(pair, "circuit", self._direct() - {peer} - self._avoided_for(peer))
         return sorted(order, key=lambda one: not self.links[one].dialled)[: self._limits.relays]
+
+    def _avoided_for(self, peer: PeerId) -> set[PeerId]:
+        now = self._loop.time()
+        return {relay for (relay, to), (until, _) in self._avoided.items() if to == peer and now < until}
+
+    def avoid(self, relay: PeerId, peer: PeerId) -> None:
+        """Ask a relay for no circuit to `peer` for a while, because it has passed on no bulk data.
+
+        Each time is twice as long as the last one; after the relay has done its work for about as long, it is short again.
+        """
+        now, (shortest, longest) = self._loop.time(), self._limits.avoid
+        self._avoided = {key: one for key, one in self._avoided.items() if now < one[0] + longest}
+        until, last = self._avoided.get((relay, peer), (0.0, 0.0))
+        pause = min(longest, 2 * last) if last and now < until + last + shortest else shortest
+        self._avoided[relay, peer] = now + pause, pause
 
     async def dial(
         self,
@@ -135,6 +152,11 @@ class Circuits:
                     if isinstance(answer, Welcome) or answer.code not in TRANSIENT or peer in self.links:
                         break
                     answer = await over(f"relay {relay.hex()[:8]}", self.route(relay, peer))
+        if isinstance(answer, Refuse) and (avoided := sorted(self._avoided_for(peer))):
+            named = ", ".join(relay.hex()[:8] for relay in avoided[: self._limits.relays])
+            answer = Refuse(
+                answer.code, f"{answer.detail}; not asked, because no data came over it: relay {named}"[:256]
+            )
         return answer, refused
 
     def route(self, relay: PeerId, peer: PeerId) -> Route:

@@ -52,6 +52,7 @@ class CircuitLimits:
     - `token`: how long a relay waits for both ends. `idle`: how long no circuit of a pair may carry a byte; control
       connections send heartbeats more often.
     - `answer`: how long to wait for a relay's answer. `relays`: relays that are asked in one dial.
+    - `avoid`: shortest and longest time in which a relay that has passed on no bulk data is not asked for the same peer again.
     - `invited`: concurrent visits to relays because another peer has asked for us; `answers`: answers that wait to be sent.
     """
 
@@ -64,5 +65,6 @@ class CircuitLimits:
     idle: float = 60.0
     answer: float = 2.0
     relays: int = 4
+    avoid: tuple[float, float] = (15.0, 900.0)
     invited: int = 16
     answers: int = 128

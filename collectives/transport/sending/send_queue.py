@@ -62,6 +62,8 @@ class SendQueue:
         """
         self.bandwidth = Bandwidth()
         """Estimate of our link, from the bytes that `sample_bandwidth` reads."""
+        self.debtors: dict[PeerId, int] = {}
+        """Peers behind relays that owe us data of which no byte has come, with the bulk bytes of their links."""
         self.link_rates = LinkRates()
         """Rates of the paths to other peers."""
         self._control: dict[PeerId, PeerQueue] = {}
@@ -186,10 +188,15 @@ class SendQueue:
         """Return the bulk bytes received over the link to a peer."""
         return self._transport.bulk_received(peer)
 
+    def relayed(self, peer: PeerId) -> bool:
+        """Return whether the link to a peer has a relay."""
+        return self._transport.relay_of(peer) is not None
+
     # --- ends
 
     def drop(self, peer: PeerId) -> None:
         """Drop everything queued for a peer whose link broke."""
+        self.debtors.pop(peer, None)
         for queues in (self._control, self._bulk, self._state):
             if peer in queues:
                 queues[peer].clear()

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 from thinwire.collectives.transport.circuits.circuits import TRANSIENT, Factory, Route
-from thinwire.collectives.transport.interface import REFUSED, RELAY_DEAD, Admit, Arrival, Contact
+from thinwire.collectives.transport.interface import REFUSED, RELAY_DEAD, RELAY_STUCK, Admit, Arrival, Contact
 from thinwire.collectives.transport.zeromq.admission import UnixClock, knock
 from thinwire.collectives.transport.zeromq.control_connection import SharedSockets
 from thinwire.collectives.transport.zeromq.limits import Retry
@@ -152,7 +152,7 @@ class Connections:
             # until gossip reached it, and both would vote as one member.
             old.send_record(self._records.get(peer))
             old.close("replaced by a newer link")
-            self._sockets.receive_queue.put(Arrival(peer, None, "replaced by a newer link"), 0)
+            self._sockets.receive_queue.put(Arrival(peer, None, "replaced by a newer link", old.relay), 0)
         self.links[peer] = link
         self._retries.pop(peer, None)
         if (awaited := self._awaited.pop(peer, None)) is not None:
@@ -180,13 +180,15 @@ class Connections:
             del self._offers[peer]
         if not link.all_closed:
             self._leaving.add(link)
+        if link.relay and RELAY_STUCK in reason:
+            self._sockets.circuits.avoid(link.relay, peer)
         if link.was_ready:
             self._traffic[peer] = self._traffic.get(peer, Traffic()) + link.traffic()
         if self.links.get(peer) is link:
             del self.links[peer]
             self._sockets.circuits.relay.forget(peer, waiting=True)
             if not self._closed:
-                self._sockets.receive_queue.put(Arrival(peer, None, reason), 0)
+                self._sockets.receive_queue.put(Arrival(peer, None, reason, link.relay), 0)
 
     def _gone(self, link: Link) -> None:
         self._leaving.discard(link)

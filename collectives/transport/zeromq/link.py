@@ -13,7 +13,7 @@ from itertools import count
 from typing import TypeAlias
 
 from thinwire.collectives.transport.circuits.circuits import Route
-from thinwire.collectives.transport.interface import Arrival
+from thinwire.collectives.transport.interface import RELAY_STUCK, Arrival
 from thinwire.collectives.transport.receive_queue import BoundedQueue
 from thinwire.collectives.transport.zeromq.control_connection import ControlConnection, SharedSockets, SocketLimits
 from thinwire.collectives.transport.zeromq.listener import HalfOpen, listen, port_of
@@ -181,7 +181,7 @@ class Link:
         self._stop_accepting("another connection was taken")
         self._timer.cancel()
         # Bulk data may be blocked on the path while control is not; then sends must fail instead of waiting for ever.
-        self._timer = self._loop.call_later(self._sockets.limits.handshake, self.stream_pool.give_up)
+        self._timer = self._loop.call_later(self._sockets.limits.handshake, self._give_up_bulk)
         if not self.dialled:
             control.post([READY])
         self._switch()
@@ -189,6 +189,14 @@ class Link:
         self._on_up(self)
         if not self.ready.done():
             self.ready.set_result(True)
+
+    def _give_up_bulk(self) -> None:
+        """Make sends of bulk data fail if no stream came up; end the link if it has a relay.
+
+        Another relay may pass on such data.
+        """
+        if self.stream_pool.give_up() and self.relay:
+            self.close(RELAY_STUCK)
 
     def _switch(self) -> None:
         """Move round messages to the express stream once there is one, but not before earlier ones are sent."""

@@ -183,11 +183,15 @@ class StreamPool:
                 return given.writer
         return None
 
-    def give_up(self) -> None:
-        """Make sends fail if no stream came up: the path blocks bulk data, and they would wait for ever."""
+    def give_up(self) -> bool:
+        """Make sends fail if no stream came up: the path blocks bulk data, and they would wait for ever.
+
+        Return whether that is so.
+        """
         if not self._streams:
             self._given_up = True
             self._release()
+        return self._given_up
 
     def pause(self, paused: bool) -> None:
         """Stop or resume reading."""

@@ -22,7 +22,7 @@ from thinwire.collectives.transport.addresses.name_resolver import NameResolver
 from thinwire.collectives.transport.addresses.observed_addresses import Sighting
 from thinwire.collectives.transport.circuits.circuits import Circuits
 from thinwire.collectives.transport.circuits.ticket import enter
-from thinwire.collectives.transport.interface import Admit, Arrival, Contact, Lent, Loan
+from thinwire.collectives.transport.interface import RELAY_STUCK, Admit, Arrival, Contact, Lent, Loan
 from thinwire.collectives.transport.rate_limit import RateLimit, TokenBuckets
 from thinwire.collectives.transport.receive_queue import ReceiveQueue
 from thinwire.collectives.transport.shared_memory.local_sockets import LocalConnection, LocalSockets, socket_name
@@ -301,6 +301,12 @@ class ZmqTransport:
     def leave_relay(self, relay: PeerId) -> None:
         """End the links that a peer relays, because it is dead. `recv` returns each loss."""
         self._connections.leave_relay(relay)
+
+    def leave_circuit(self, peer: PeerId) -> None:
+        """End the link to a peer if it has a relay, because bulk data does not pass it, see Transport."""
+        link = self._connections.links.get(peer)
+        if link is not None and link.relay:
+            link.close(RELAY_STUCK)
 
     def obstacle(self, peer: PeerId) -> str:
         """Return why the last attempt to open a link to a peer failed; empty if there is a link."""

@@ -7,6 +7,10 @@ from dataclasses import replace
 
 import pytest
 from kit.scenarios import EARLY, identity_of, manifest_of, peer
+from thinwire.collectives.transport.interface import RELAY_STUCK
+from thinwire.sims.engine import virtual_loop
+from thinwire.sims.network.circuits import RelayedLink
+from thinwire.sims.network.link import Pipe
 from thinwire.sims.network.translator import Nat
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.scenario.scenario import Scenario
@@ -70,6 +74,36 @@ def test_relay_that_dies_in_the_middle_of_a_round_is_replaced() -> None:
     assert lost[0].at < min(event.at for event in run.journal.of("round") if event.fields["round"] == 3)
     counts = contributors(run)
     assert max(counts) >= 4 and counts[max(counts)] == 4
+
+
+def test_relay_that_swallows_bulk_data_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 5 s on, the relay of two peers passes on control messages only. Both leave it for another relay."""
+    nats: list[Nat] = [OPEN, OPEN, OPEN, HIDDEN, HIDDEN]
+    ends = [identity_of(index).peer_id for index in (3, 4)]
+    stuck = rank(b"".join(sorted(ends)), "circuit", [identity_of(index).peer_id for index in range(3)])[0]
+    usual = RelayedLink.pass_on
+    swallowed = []
+
+    def pass_on(link: RelayedLink, pipe: Pipe) -> None:
+        now = virtual_loop.current().time()
+        if pipe.bulk and link.relay == stuck and link.up and now > 5.0:
+            swallowed.append(now)
+            for packet in pipe.arrived:
+                pipe.release(packet.size)  # the relay's machine has acknowledged it
+            pipe.arrived = ()
+        else:
+            usual(link, pipe)
+
+    monkeypatch.setattr(RelayedLink, "pass_on", pass_on)
+    run = played(nats, seconds=24.0)
+    assert run.violations == ()
+    lost = [event for event in run.journal.of("lost") if event.fields.get("relay") == stuck.hex()]
+    assert {(event.peer, event.fields["peer"]) for event in lost} == {(3, ends[1].hex()), (4, ends[0].hex())}
+    assert {event.fields["reason"] for event in lost} == {RELAY_STUCK}
+    assert max(event.at for event in lost) < swallowed[0] + 8.0
+    assert swallowed[-1] <= max(event.at for event in lost), "no later link uses this relay"
+    counts = contributors(run)
+    assert counts[max(counts)] == 5
 
 
 @pytest.mark.parametrize("only", [0, 1])

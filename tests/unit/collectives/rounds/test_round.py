@@ -1412,3 +1412,23 @@ def test_culprit_is_the_owner_whose_result_is_missing(harness):
 def test_result_beyond_the_grid_is_ignored(harness, index):
     harness.on_message(LEADER, Result(1, 0, FIRST, index), b"beyond")
     assert harness.blamed() == []
+
+
+def test_peers_behind_relays_that_owe_data_and_send_no_byte_are_noted_with_the_complaint():
+    harness = Harness()
+    harness.queue.behind, harness.queue.stirring = {LEADER, OTHER}, {LEADER: 500, OTHER: 700}
+    harness.open(ballot=SECOND)
+    harness.now += harness.round.agreement.terms.patience / 2
+    harness.queue.stirring[OTHER] += 1
+    harness.round.tick()
+    assert not harness.queue.debtors
+    harness.now += harness.round.agreement.terms.patience
+    harness.round.tick()
+    assert harness.blamed() and harness.queue.debtors == {LEADER: 500}
+
+
+def test_only_peers_behind_relays_are_noted():
+    harness = Harness()
+    harness.now += harness.round.agreement.terms.patience
+    harness.round.tick()
+    assert harness.blamed() and not harness.queue.debtors

@@ -11,7 +11,7 @@ import pytest
 from kit.roster_world import EPOCH, IDENTITIES, RUN, RosterWorld, record
 from thinwire.collectives.allreduce.service import OPERATIONS
 from thinwire.collectives.timing import TICK
-from thinwire.collectives.transport.interface import REFUSED, RESET, Arrival
+from thinwire.collectives.transport.interface import REFUSED, RELAY_STUCK, RESET, Arrival
 from thinwire.node.membership.peer_diagnosis import CLOCK_SECONDS
 from thinwire.node.membership.presence import STOPPED_SECONDS, Family, Handler, Presence, family_of
 from thinwire.sims.engine import virtual_loop
@@ -56,6 +56,7 @@ class FakeTransport:
         self.arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
         self.sent, self.learned, self.dropped, self.allowed, self.left_relays = [], [], [], [], []
         self.full, self.unreachable, self.broken, self.closed = set(), set(), False, False
+        self.received, self.left_circuits = {}, []
 
     async def recv(self):
         return await self.arrivals.get()
@@ -87,6 +88,12 @@ class FakeTransport:
 
     def leave_relay(self, relay):
         self.left_relays.append(relay)
+
+    def leave_circuit(self, peer):
+        self.left_circuits.append(peer)
+
+    def bulk_received(self, peer):
+        return self.received.get(peer, 0)
 
     def allow(self, peer):
         self.allowed.append(peer)
@@ -219,6 +226,25 @@ VERDICT = Verdict(7, 0, 3, ANN, b"l" * LIFE)
 
 
 # --- links
+
+
+@simulated
+async def test_relay_is_left_if_a_peer_that_owes_data_sends_control_messages_and_no_byte_of_it():
+    scene = Scene()
+    async with scene.running():
+        await scene.come(ANN, Behind(1))
+        await scene.come(BEN, Behind(1))
+        scene.transport.received = {ANN: 7, BEN: 8}
+        scene.presence.send_queue.debtors |= {ANN: 7, BEN: 7, CAT: 0}
+        assert not scene.transport.left_circuits, "the peers may have stopped"
+        for _ in range(2):
+            await scene.come(ANN, Behind(2))
+            await scene.come(BEN, Behind(2))
+        assert scene.transport.left_circuits == [ANN] and scene.presence.send_queue.debtors == {CAT: 0}
+        await scene.come(CAT, Behind(1))
+        scene.transport.arrivals.put_nowait(Arrival(CAT, None, RELAY_STUCK, BEN))
+        await asyncio.sleep(MOMENT)
+        assert scene.events[-1] == ("lost", {"peer": CAT.hex(), "reason": RELAY_STUCK, "relay": BEN.hex()})
 
 
 @simulated

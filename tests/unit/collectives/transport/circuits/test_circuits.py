@@ -2,13 +2,19 @@
 
 import asyncio
 import secrets
+from types import SimpleNamespace
 
 import pytest
 from kit.wire import RUN, Wire, until
+from thinwire.collectives.transport.circuits.circuits import Circuits
 from thinwire.collectives.transport.circuits.limits import DAY, Allowance, CircuitLimits
+from thinwire.collectives.transport.circuits.relay import Relay
+from thinwire.collectives.transport.circuits.splice import End, Splice
 from thinwire.collectives.transport.circuits.ticket import MAGIC, TICKET_BYTES, decode, encode, name_of
 from thinwire.collectives.transport.interface import Loan
+from thinwire.collectives.transport.rate_limit import RateLimit
 from thinwire.collectives.transport.zeromq.limits import Limits
+from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Circuit, CircuitAsk, Ping
 
@@ -222,6 +228,81 @@ def test_links_over_a_relay_that_is_dead_for_membership_end_and_the_next_relay_t
         assert relay_of(first, second) == left.id
 
     wire.run(work)
+
+
+def test_both_ends_ask_another_relay_after_one_that_passes_on_no_data(wire):
+    async def work():
+        first, second, relays = await star(wire, relays=2, first={"limits": wire.short()})
+        assert await first.ping(second)
+        used, left = sorted(relays, key=lambda relay: relay.id != relay_of(first, second))
+        first.transport.leave_circuit(used.id)
+        assert used.id in first.links, "this link has no relay"
+        first.transport.leave_circuit(second.id)
+        await until(lambda: second.id not in first.links and first.id not in second.links)
+        for one, other in ((first, second), (second, first)):
+            assert one.sockets.circuits.relays(other.id) == [left.id]
+        assert await second.ping(first)
+        assert relay_of(second, first) == left.id
+
+    wire.run(work)
+
+
+def test_a_relay_that_passes_on_only_the_control_connection_is_left(wire, monkeypatch):
+    """The relay swallows the circuits to bulk ports, from their first byte on: the proofs of streams."""
+    answer, read, made, swallowed = Relay.answer, End.buffer_updated, [], set()
+
+    async def work():
+        first, second, relays = await star(wire, relays=2, first={"limits": wire.short()})
+        stuck = first.sockets.circuits.relays(second.id)[0]
+        bulk_ports = {first.bulk_port, second.bulk_port}
+
+        def make(*given):
+            made.append(Splice(*given))
+            return made[-1]
+
+        def grant(relay, asker, question):
+            before = len(made)
+            answer(relay, asker, question)
+            if question.port in bulk_ports and relay is found.sockets.circuits.relay:
+                swallowed.update(made[before:])
+
+        found = next(one for one in relays if one.id == stuck)
+        monkeypatch.setattr("thinwire.collectives.transport.circuits.relay.Splice", make)
+        monkeypatch.setattr(Relay, "answer", grant)
+        monkeypatch.setattr(End, "buffer_updated", lambda end, count: end.splice in swallowed or read(end, count))
+        payload = secrets.token_bytes(100_000)
+        reader = asyncio.create_task(chunk_of(second))
+        async with asyncio.timeout(40):
+            while not reader.done():
+                await first.chunk(second, payload)
+                await asyncio.sleep(0.02)
+        assert await reader == payload and swallowed
+        assert relay_of(first, second) != stuck and stuck not in first.sockets.circuits.relays(second.id)
+
+    wire.run(work)
+
+
+def test_a_relay_is_avoided_for_one_peer_and_for_longer_each_time():
+    async def work():
+        loop = asyncio.get_running_loop()
+        limits = CircuitLimits(avoid=(10.0, 30.0))
+        circuits = Circuits(b"me", limits, Loan(), RateLimit(), secrets.token_bytes, enter=None)
+        link = SimpleNamespace(relay=b"", dialled=True)
+        circuits.links = {b"relay": link, b"other": link}
+
+        async def pause():
+            circuits.avoid(b"relay", b"other")
+            since = loop.time()
+            while b"relay" not in circuits.relays(b"other"):
+                assert b"relay" in circuits.relays(b"third")
+                await asyncio.sleep(1.0)
+            return loop.time() - since
+
+        assert [await pause() for _ in range(4)] == [10.0, 20.0, 30.0, 30.0]
+        await asyncio.sleep(60.0)
+        assert await pause() == 10.0, "it did its work meanwhile"
+
+    virtual_loop.run(work(), seed=1, explore=False)
 
 
 def test_a_relay_with_a_limited_uplink_passes_everything_on_at_its_rate(wire):
