@@ -18,7 +18,7 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import blake3
 import numpy as np
@@ -93,16 +93,31 @@ class Transfer:
     sources: Sequence[PeerId]
 
 
+@dataclass(slots=True, eq=False)
+class Search:
+    """Wait for offers of a state.
+
+    asked, answered: numbers of peers. limit: seconds after which it ends at the latest. over: no offer counts; then the
+    limit is that of the wait for the next try.
+    """
+
+    limit: float
+    asked: int = 0
+    answered: int = 0
+    over: bool = False
+
+
 @dataclass(slots=True)
 class PartialState:
     """Chunks of failed tries by hash, of one state at most, and peers that sent wrong chunks.
 
-    `transfer`: the try in progress, if chunks are fetched.
+    `transfer`: the try in progress, if chunks are fetched. `search`: the wait for offers before it.
     """
 
     chunks: dict[Digest, Buffer] = field(default_factory=dict)
     liars: set[PeerId] = field(default_factory=set)
     transfer: Transfer | None = None
+    search: Search | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +179,14 @@ async def fetch_state(
         return best(found, ours, peers) if copy_below is None else (newest(found, copy_below, ours), False)
 
     async def find() -> tuple[Offers, StateOffer] | OtherModelState | None:
+        partial.search = search = Search(STALL * patience)
         found, chosen = await _offers(
-            peers, lambda peer: send(peer, question), receive_queue, patience, accept, choose, away
+            peers, lambda peer: send(peer, question), receive_queue, patience, accept, choose, away, search
         )
         if not chosen:
+            partial.search = replace(search, limit=patience, over=True)
             return None
+        partial.search = None
         offer = found[chosen[0]].offer
         return (found, offer) if (offer.layout, offer.nbytes) == ours else OtherModelState(offer.nbytes)
 
@@ -332,12 +350,13 @@ async def _offers(
     accept: Accept,
     choose: Callable[[Offers], tuple[tuple[PeerId, ...], bool]],
     away: set[PeerId],
+    search: Search,
 ) -> tuple[Offers, tuple[PeerId, ...]]:
     """Collect accepted offers. Returns them, and the peers with the best one.
 
     choose: returns the peers with the best offer, and True if it is not necessary to wait for others. away: receives the
     peers whose link was lost after they were asked. Their offers count, but they are not waited for, and chunks cannot be
-    fetched from them.
+    fetched from them. search: receives the numbers of peers.
     """
     found: Offers = {}
     asked: set[PeerId] = set()
@@ -359,6 +378,7 @@ async def _offers(
                 continue
             answered.add(peer)
             away.discard(peer)
+            search.answered = len(answered)
             if isinstance(answer, Offered) and answer.offer.round < LAST_ROUND:
                 until, began = timeout.when() or math.inf, now()
                 if await in_turns(accept(answer), lambda: timeout.reschedule(None)):
@@ -372,6 +392,7 @@ async def _offers(
             asked.add(peer)
             away.discard(peer)
             ask(peer)
+        search.asked, search.answered = len(asked), len(answered)
         try:
             async with asyncio.timeout(patience) as timeout:
                 await listen(timeout)

@@ -116,9 +116,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint that cannot be written. `seat`: as in PeerStatus; `group`: state of the group with which this peer holds
     the model. `stalled`: why no round can commit, for whom this peer waits, and until when; empty if a quorum is here.
     `stalls`: the same for programs. `fetching`: size of the state that is being fetched, the part that is here, number of
-    sources, and duration; empty if none is. `transfers`: the same for programs. `lineage`: name of the lineage, if it is not
-    the first one. `continued`: the lineages that this process has seen begin, as text for people. `held_out`: loss on
-    held-out text after round `held_out_round`;
+    sources, and duration, or the wait for offers of one; empty if none is. `transfers`: the same for programs, without
+    that wait. `lineage`: name of the lineage, if it is not the first one. `continued`: the lineages that this process has
+    seen begin, as text for people. `held_out`: loss on held-out text after round `held_out_round`;
     None: not evaluated yet. `ready`: peers that have announced a contribution to the round in progress. `memory`: bytes of
     main memory that the process occupies; `gpu_memory`: bytes of the GPU's memory that it has reserved. What this peer
     relays between others: `relay_circuits` that are open, `relayed_bytes` since the start of the process, `relay_left`

@@ -75,7 +75,7 @@ def transfers(peer: Peer) -> tuple[StateTransfer, ...]:
 
 
 def fetching(peer: Peer) -> str:
-    """Return the transfers of states to a peer, as text; empty if there is none."""
+    """Return the transfers of states to a peer, and the waits for them, as text; empty if there is none."""
     texts = []
     for session in peer.session.sessions.values():
         if (one := session.states.progress.transfer) is not None:
@@ -83,6 +83,8 @@ def fetching(peer: Peer) -> str:
             count = len(one.sources)
             text = f"{parts} from {count} peer{'' if count == 1 else 's'}, for {session.states.progress.seconds:.0f} s"
             texts.append(", ".join(filter(None, (text, session.states.progress.waits))))
+        elif text := session.states.progress.search:
+            texts.append(f"waits {text}")
     return " · ".join(texts)
 
 

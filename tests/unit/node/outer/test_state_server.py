@@ -559,3 +559,64 @@ def test_state_is_stored_while_its_chunks_wait_for_their_pause():
         assert len(here.fetch(BEN, 0)) == 0
 
     run(work)
+
+
+def test_wait_for_offers_is_shown_with_its_end_and_reported_if_it_lasts():
+    """ANN has no state, and BEN leaves without an answer. The next try belongs to the same wait."""
+
+    async def main():
+        here, peers = Server(), {ANN, BEN}
+        peer = SimpleNamespace(session=SimpleNamespace(sessions={0: SimpleNamespace(states=here.server)}))
+
+        async def begin():
+            task = asyncio.ensure_future(here.server.fetch(peers, at_once, patience=60.0, accept=accept_all))
+            await asyncio.sleep(0)
+            return task
+
+        async def shown(now):
+            await asyncio.sleep(0)
+            here.now = now
+            here.server.on_tick()
+            return fetching(peer)
+
+        task = await begin()
+        start = "waits for offers of a state: 0 of 2 peers have answered, "
+        assert await shown(0.0) == start + "0 s so far, at most 300 s more"
+        here.server.on_frame(ANN, Frame(StateOffer(0, bytes(32), bytes(32), 0, ())))
+        assert not here.events
+        told = "for offers of a state: 1 of 2 peers have answered, 6 s so far, at most 294 s more"
+        assert await shown(6.0) == f"waits {told}" and here.events == [("waiting", {"detail": told})]
+        peers.remove(BEN)
+        here.server.on_link_down(BEN)
+        assert await task is None
+        none = "waits for offers of a state: 1 of 2 peers have answered, no offer counts, 8 s so far, next try in 58 s"
+        assert await shown(8.0) == none and len(here.events) == 1
+        task = await begin()
+        again = "waits for offers of a state: 0 of 1 peers have answered, 66 s so far, at most 300 s more"
+        assert await shown(66.0) == again and len(here.events) == 2
+        task.cancel()
+        assert await shown(371.0) == "", "no other try has begun"
+
+    asyncio.run(main())
+
+
+def test_wait_for_offers_ends_with_the_transfer_or_the_next_round():
+    async def main():
+        here = Server()
+        peer = SimpleNamespace(session=SimpleNamespace(sessions={0: SimpleNamespace(states=here.server)}))
+        task, begin, send = fetches(here, 9)
+        await asyncio.sleep(0)
+        here.server.on_tick()
+        assert fetching(peer).startswith("waits for offers of a state: 0 of 1 peers")
+        await begin()
+        assert fetching(peer).startswith("71.4 kB of 1.1 MB of the state of round 9")
+        send()
+        await task
+        assert await here.server.fetch([], at_once, patience=60.0, accept=accept_all) is None
+        none = "waits for offers of a state: no peer is linked, 0 s so far, next try in 60 s"
+        assert fetching(peer) == none
+        here.server.resume()
+        here.server.on_tick()
+        assert fetching(peer) == ""
+
+    asyncio.run(main())
