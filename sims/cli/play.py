@@ -63,7 +63,7 @@ def play(
     usual = Path(f"sims-{scenario.name}-{scenario.seed}")
     directory = out or (usual if force else run_directory.unused(usual))
     run_directory.prepare(directory, force=force)
-    view = LiveView(scenario, log_style("auto"))
+    view = LiveView(scenario, log_style("auto"), virtual=level == "L0")
     began, played = time.perf_counter(), PlayResult(level, 0.0, finished=False)
     try:
         with _signals(view):

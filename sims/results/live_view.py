@@ -43,12 +43,15 @@ class Stopped(Exception):
 
 
 class LiveView:
-    """View of a journal on stderr. `journal` is the one that `watch` got last, for the report."""
+    """View of a journal on stderr. `journal` is the one that `watch` got last, for the report.
 
-    def __init__(self, scenario: Scenario, style: str) -> None:
+    virtual: the journal has virtual times, and their pace is shown.
+    """
+
+    def __init__(self, scenario: Scenario, style: str, *, virtual: bool = True) -> None:
         self.journal = Journal(tuple(peer.name for peer in scenario.peers))
         self.signal = 0
-        self._scenario, self._began = scenario, time.perf_counter()
+        self._scenario, self._virtual, self._began = scenario, virtual, time.perf_counter()
         self._shown, self._lines = 0.0, 0
         self._events, self._round, self._loss = 0, 0, dict[int, float]()
         self._live = Live(console=Console(stderr=True), auto_refresh=False) if style == "rich" else None
@@ -97,10 +100,11 @@ class LiveView:
         journal, seconds = self.journal, time.perf_counter() - self._began
         samples = journal.samples[-1].peers if journal.samples else ()
         there = sum(one is not None for one in samples)
-        faster = f"×{journal.now / seconds:.0f} · " if journal.now > seconds else ""
+        factor = journal.now / seconds
+        pace = f"{factor:.{0 if factor >= 10 else 1}f} × real time · " if self._virtual else ""
         loss = f"{sum(self._loss.values()) / len(self._loss):.3f}" if self._loss else "-"
         return (
-            f"{clock_text(journal.now)} of {clock_text(self._scenario.duration)} · {faster}"
+            f"{clock_text(journal.now)} of {clock_text(self._scenario.duration)} · {pace}"
             f"round {self._round} · loss {loss} · {there} of {len(journal.names)} peers · "
             f"faults {sum(1 for _ in journal.of('fault') if not _.fields['over'])}"
         )

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 from thinwire.sims.results import report, run_directory
@@ -164,6 +165,20 @@ def test_live_view_without_terminal_prints_lines(capsys):
     assert (
         len(lines) == 1 and "0:40 of 0:40" in lines[0] and "round 3 · loss 2.500 · 2 of 4 peers · faults 1" in lines[0]
     )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "pace"), [(0.5, "80 × real time"), (10.0, "4.0 × real time"), (64.0, "0.6 × real time")]
+)
+def test_live_view_shows_the_pace_of_virtual_time_also_if_it_is_slower(capsys, monkeypatch, seconds, pace):
+    clock = SimpleNamespace(perf_counter=lambda: clock.now, now=100.0)
+    monkeypatch.setattr("thinwire.sims.results.live_view.time", clock)
+    views = [LiveView(SCENARIO, "plain", virtual=virtual) for virtual in (True, False)]
+    clock.now += seconds
+    for view in views:
+        view.watch(journal())
+    shown, real = capsys.readouterr().err.splitlines()
+    assert f"0:40 of 0:40 · {pace} · round 3" in shown and "0:40 of 0:40 · round 3" in real
 
 
 @pytest.mark.parametrize("count", [4, 60])
