@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Container, Sequence
 
 from thinwire.collectives.gossip.pair import Pair, PairResult, PairTerms
+from thinwire.collectives.gossip.partner_patience import STALLED
 from thinwire.collectives.gossip.transfer import digest_of
 from thinwire.collectives.timing import GIVE_UP
 from thinwire.compression.core.types import Buffer
@@ -193,7 +194,7 @@ class GossipGroup:
         if self._exchanged_at and self._terms.now() > self._exchanged_at + GIVE_UP * self._terms.patience:
             for pair in self.pairs.values():
                 if pair.result is None and pair.theirs is not None:
-                    pair.fail("stalled")
+                    pair.fail(STALLED)
 
     def _look(self) -> None:
         exchanged = sum(pair.exchanged for pair in self.pairs.values())

@@ -26,6 +26,7 @@ from thinwire.collectives.gossip.group import GossipGroup
 from thinwire.collectives.gossip.means import Means, MeshMeans, OwnerMeans, SplitMeans
 from thinwire.collectives.gossip.owner_pair import OwnerPair
 from thinwire.collectives.gossip.pair import PairTerms
+from thinwire.collectives.gossip.partner_patience import STALLED
 from thinwire.collectives.topology.shards import shares
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.swarm.messages.registry import Base, PeerId, Ready
@@ -168,7 +169,7 @@ class OwnerGroup(GossipGroup):
             now, last = self._terms.now(), max(pair.moved for pair in done)
             for pair in ready:
                 if pair not in done and pair.open and now > max(last, pair.moved) + wait:
-                    pair.fail("stalled")
+                    pair.fail(STALLED)
 
     # --- our chunks
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from thinwire.collectives.gossip.pair_codec import PairCodec
-from thinwire.collectives.gossip.partner_patience import PartnerPatience
+from thinwire.collectives.gossip.partner_patience import STALLED, PartnerPatience
 from thinwire.collectives.gossip.transfer import ChunkReceiver, ChunkSender
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.sending.send_queue import SendQueue
@@ -119,6 +119,8 @@ class Pair:
         """The repeated Base of the partner that we answered last with ours, and the number of these answers."""
         self._echoes = 0
         self._refused = ""
+        self._received_before: int | None = None
+        """Bulk bytes that had come over a relay when we announced ourselves; None: no relay."""
         self._settled, self._wanted = settled, wanted
 
     # --- our side
@@ -139,6 +141,7 @@ class Pair:
         """
         self.ours = ready
         self._patience.announce(deadline, answered=self.theirs is not None)
+        self._received_before = self._send_queue.received_over_relay(self.partner)
         if self._refused:
             self.fail(self._refused, notify=False)
         else:
@@ -170,6 +173,8 @@ class Pair:
         self.theirs = self._step = self._base = self._posted = self._announced = None
         self.withdraw_data()
         self._refused = self._refused or reason
+        if reason == STALLED:
+            self._send_queue.note_debtor(self.partner, self._received_before)
         if notify:
             self._send_queue.control(self.partner, Decline(self.round, self.fragment, reason))
         if self.ours is not None:

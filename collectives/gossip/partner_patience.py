@@ -13,6 +13,9 @@ Otherwise many chunks, each in time, would occupy a pair for hours. Patience ada
 is inaccurate only for the first one.
 """
 
+STALLED = "stalled"
+"""Reason to give up a partner that is ready and sends no data any more."""
+
 
 class PartnerPatience:
     """Presence and progress of the partner of a pair, and the time when it is given up.
@@ -61,7 +64,7 @@ class PartnerPatience:
         if not self.linked and now > self.moved + self._patience:
             return "unreachable"
         if ready:
-            return "stalled" if now > self._due + extra else ""
+            return STALLED if now > self._due + extra else ""
         if not self.answered and now > self._announced_at + self._patience:
             return "silent"
         return "late" if now > self._announced_at + self.deadline else ""

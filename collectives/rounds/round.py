@@ -32,7 +32,6 @@ from thinwire.swarm.messages.registry import (
     Fetch,
     Partial,
     PeerId,
-    Proposal,
     Propose,
     Ready,
     Result,
@@ -101,8 +100,8 @@ class Round:
         """True if another round takes its place: `wait` returns without a commit."""
         self._received: tuple[float, dict[PeerId, int]] = (now(), {})
         """Time of the last count of received bytes, and bytes by peer that owes us data."""
-        self._received_before: dict[PeerId, int] = {}
-        """Bulk bytes that came over relays before the ballot in progress opened here, by peer."""
+        self._received_before: dict[PeerId, int | None] = {}
+        """Bulk bytes that came over relays before the ballot in progress opened here, by peer; None: no relay."""
 
     # --- our own contribution
 
@@ -295,14 +294,9 @@ class Round:
                     self._accused = proposal.ballot
                 if found is not None and not early:
                     self.agreement.accuse(found[0], found[1], now)
-                    self._note_debtors(proposal)
+                    for peer in data_plane.debtors(proposal):
+                        self._send_queue.note_debtor(peer, self._received_before.get(peer))
         self.pump()
-
-    def _note_debtors(self, proposal: Proposal) -> None:
-        """Note the peers behind relays that owe us data of this ballot, and of which not a byte has come."""
-        for peer in self.data_plane.debtors(proposal):
-            if self._send_queue.received(peer) == self._received_before.get(peer):
-                self._send_queue.debtors[peer] = self._received_before[peer]
 
     def _count_partial_frames(self, now: float) -> None:
         """Count bytes of incomplete frames as progress, so that slow links are not taken for stuck peers.
@@ -327,8 +321,7 @@ class Round:
         self._send_messages()  # a proposal before the data that it asks for: sealing and sending that takes milliseconds
         if proposal is not None and proposal is not data_plane.proposal:
             self.opened_at = self._now()
-            relayed = filter(self._send_queue.relayed, proposal.group)
-            self._received_before = {peer: self._send_queue.received(peer) for peer in relayed}
+            self._received_before = {peer: self._send_queue.received_over_relay(peer) for peer in proposal.group}
             data_plane.open(proposal)
             if proposal.adopted is not None:
                 self._repair.settle(proposal.adopted)

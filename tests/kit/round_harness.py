@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import blake3
 import msgspec
@@ -17,6 +17,7 @@ from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
 from thinwire.collectives.rounds.data_planes.owner_results import basis_of
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.topology.shards import grid
+from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression import registry
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
@@ -66,8 +67,11 @@ class FakeSendQueue:
         self.behind: set[PeerId] = set()
         self.debtors: dict[PeerId, int] = {}
 
-    def relayed(self, peer: PeerId) -> bool:
-        return peer in self.behind
+    def received_over_relay(self, peer: PeerId) -> int | None:
+        return self.received(peer) if peer in self.behind else None
+
+    def note_debtor(self, peer: PeerId, before: int | None) -> None:
+        SendQueue.note_debtor(cast(SendQueue, self), peer, before)
 
     def received(self, peer: PeerId) -> int:
         return self.stirring.get(peer, 0)

@@ -188,9 +188,17 @@ class SendQueue:
         """Return the bulk bytes received over the link to a peer."""
         return self._transport.bulk_received(peer)
 
-    def relayed(self, peer: PeerId) -> bool:
-        """Return whether the link to a peer has a relay."""
-        return self._transport.relay_of(peer) is not None
+    def received_over_relay(self, peer: PeerId) -> int | None:
+        """Return the bulk bytes received over the link to a peer; None if the link has no relay."""
+        return self.received(peer) if self._transport.relay_of(peer) is not None else None
+
+    def note_debtor(self, peer: PeerId, before: int | None) -> None:
+        """Note that the data of a peer is overdue, if its link has a relay, and no byte has come.
+
+        before: `received_over_relay` when the wait for the data began.
+        """
+        if before is not None and self.received_over_relay(peer) == before:
+            self.debtors[peer] = before
 
     # --- ends
 

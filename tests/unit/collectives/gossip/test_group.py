@@ -30,7 +30,11 @@ class Table:
         self.chunk = np.ones(codec.nbytes(cut.size(0)) // 4, np.float32).tobytes()
         self.hashes = blake3.blake3(self.chunk).digest() * chunks
         send_queue = SimpleNamespace(
-            control=lambda to, message: None, bulk=lambda to, frame: None, drop_chunks=lambda *of: None
+            control=lambda to, message: None,
+            bulk=lambda to, frame: None,
+            drop_chunks=lambda *of: None,
+            received_over_relay=lambda peer: None,
+            note_debtor=lambda peer, before: None,
         )
         self.group = GossipGroup(
             PairTerms(1, PLAN, cut, codec, 10**9, send_queue, lambda: self.now, PATIENCE), size=size

@@ -51,6 +51,8 @@ class Room:
             control=lambda to, message: self.frames.append((peer, to, Frame(message))),
             bulk=bulk,
             drop_chunks=lambda *of: None,
+            received_over_relay=lambda peer: None,
+            note_debtor=lambda peer, before: None,
         )
         terms = PairTerms(round, bytes(32), self.cut, self.how, 10**9, send_queue, lambda: self.now, PATIENCE)
         return OwnerGroup(terms, me=peer, size=size)

@@ -32,6 +32,7 @@ class Bench:
 
     def __init__(self, count=COUNT):
         self.now, self.words, self.sent, self.withdrawn, self.count = 1.0, [], [], [], count
+        self.debtors = []
         cut = Grid(256 * count, 256)
         self.terms = PairTerms(1, PLAN, cut, CODEC, 10**9, self, lambda: self.now, PATIENCE)
         self.step, self.slow = vector(CODEC.fast, 1.0, count), vector(CODEC.slow, 2.0, count)
@@ -48,6 +49,12 @@ class Bench:
 
     def drop_chunks(self, peer, round, fragment):
         self.withdrawn.append(peer)
+
+    def received_over_relay(self, peer):
+        return 700
+
+    def note_debtor(self, peer, before):
+        self.debtors.append((peer, before))
 
     def asked(self):
         """Return the chunks that were requested since the last call."""
@@ -250,3 +257,16 @@ def test_partner_that_repeats_its_base_is_told_ours_once():
     assert [type(word) for word in bench.words] == [Base]
     bench.its_base()
     assert len(bench.words) == 1, "two that do so do not go on for ever"
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_partner_whose_announced_data_does_not_come_is_noted_as_debtor(ready):
+    """A relay may swallow it. One that is late owes no data."""
+    bench = Bench()
+    bench.announce()
+    if ready:
+        bench.its_ready()
+    while bench.pair.result is None:
+        bench.now += 0.5
+        bench.pair.tick()
+    assert bench.debtors == ([(PARTNER, 700)] if ready else [])
