@@ -102,6 +102,7 @@ def owner_groups(
             control=lambda to, message: frames.append((me, to, Frame(message))),
             bulk=lambda to, frame: frames.append((me, to, frame)),
             withdraw=lambda *of: None,
+            received_over_relay=lambda peer: None,
         )
         terms = PairTerms(round, bytes(32), cut, codec, 1, queue, lambda: 1.0, 1.0)
         group = OwnerGroup(terms, me=me, size=len(members))
