@@ -56,12 +56,12 @@ def evicted_rival(entries: Mapping[PeerId, PeerEntry], among: Sequence[PeerId], 
 def evicted_from_full_table(entries: Mapping[PeerId, PeerEntry], protected: Collection[PeerId]) -> PeerId | None:
     """Return a peer to evict from a full table; None if there is none.
 
-    It is a peer outside `protected` that is only known from others, is dead, or has left. If records reported by others
-    could fill the table, peers that connect themselves would find no room; if any peer could be evicted, members would be
-    lost.
+    It is a peer outside `protected` that is only known from others, or is not present: dead, gone or banned. If made-up or
+    banned keys could fill the table, peers that connect themselves would find no room; if any peer could be evicted,
+    members would be lost.
     """
     for peer, entry in entries.items():
-        if peer not in protected and (not entry.authenticated or entry.state in ("dead", "left")):
+        if peer not in protected and not (entry.authenticated and entry.live):
             return peer
     return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 from thinwire.swarm import evidence
 from thinwire.swarm.identity.admission_token import AdmissionPolicy, is_revoked
@@ -54,11 +54,11 @@ class Exclusions:
         self.revoked[target] = item
         return True
 
-    def store(self, peer: PeerId, item: bytes, known: Container[PeerId]) -> bool:
+    def store(self, peer: PeerId, item: bytes, groups: Sequence[Container[PeerId]]) -> bool:
         """Store evidence or a verdict against a peer, one item for each. Returns False if it is not stored.
 
-        known: peers in the table. If there is no room, evidence against a known peer replaces that against an unknown one,
-        whose identity may have been made for this purpose.
+        groups: of peers, the most important group last. If there is no room, evidence against a peer in a group replaces that
+        against a peer outside, whose identity may have been made for this purpose.
         """
         if peer in self.ban_items:
             if not self.by_verdict(peer) or gossip_items.read_verdict(item) is not None:
@@ -66,10 +66,10 @@ class Exclusions:
             self.ban_items[peer] = item  # Evidence is valid forever, a verdict only in its lineage.
             return True
         if len(self.ban_items) >= MAX_BAN_ITEMS:
-            unknown = next((one for one in self.ban_items if one not in known), None)
-            if unknown is None or peer not in known:
+            lesser = [one for group in groups if peer in group for one in self.ban_items if one not in group]
+            if not lesser:
                 return False
-            del self.ban_items[unknown]
+            del self.ban_items[lesser[0]]
         self.ban_items[peer] = item
         return True
 

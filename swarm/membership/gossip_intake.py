@@ -111,9 +111,7 @@ class GossipIntake:
             return None
 
     def _proof(self, source: PeerId, item: bytes, now: float) -> None:
-        if any(entry.state_item == item for entry in self._table.entries.values()) or not self._within_budget(
-            source, now
-        ):
+        if not self._within_budget(source, now):
             return
         pair = gossip_items.read_proof(item, self._run_id, self._wall())
         if pair is not None and pair[0].peer_id != self._table.me:

@@ -104,6 +104,11 @@ def proof_item(one: PeerRecord, other: PeerRecord) -> bytes:
     return bytes([PROOF]) + len(first).to_bytes(2, "big") + first + second
 
 
+def is_proof(item: bytes) -> bool:
+    """Return True if an item is of the kind of proofs."""
+    return item[:1] == bytes([PROOF])
+
+
 def read_proof(item: bytes, run_id: bytes, now: int) -> tuple[PeerRecord, PeerRecord] | None:
     """Return the two validated records of a valid proof, else None."""
     cut = 3 + int.from_bytes(item[1:3], "big")

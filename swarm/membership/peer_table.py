@@ -72,7 +72,8 @@ class PeerEntry:
 class PeerTable:
     """All known peers: an entry for each other one, and the `own` record.
 
-    `live`: the other peers in the view. `known_items`: items that spread the records that are in the table.
+    `live`: the other peers in the view. `known_items`: items that spread the records, and the proofs of two records with one
+    sequence, that are in the table.
     """
 
     def __init__(self, me: PeerId, own: OwnRecord) -> None:
@@ -173,7 +174,7 @@ class PeerTable:
     def remove(self, peer: PeerId) -> None:
         """Remove the entry of a peer."""
         entry = self.entries.pop(peer)
-        self.known_items.discard(entry.record.item)
+        self.known_items -= {entry.record.item, entry.state_item}
         self._banned.pop(peer, None)
         if entry.live:
             self.live.remove(peer)

@@ -162,8 +162,8 @@ class Transitions:
     def _ban_for_records(self, entry: PeerEntry, other: PeerRecord, now: float) -> None:
         """Ban a peer that signed two records with the same sequence, permanently, and spread the proof."""
         if entry.state != "banned" or not entry.state_item:
-            self.table.known_items.add(other.item)
             item = gossip_items.proof_item(entry.record, other)
+            self.table.known_items.add(item)
             self._ban(entry, item, f"two records with sequence {other.sequence}", now)
 
     def _ban(self, entry: PeerEntry, item: bytes, reason: str, now: float) -> None:
@@ -181,7 +181,7 @@ class Transitions:
 
     def ban_by_item(self, peer: PeerId, item: bytes, now: float) -> None:
         """Ban a peer, known or not, because of valid evidence or a verdict."""
-        if not self.exclusions.store(peer, item, self.table.entries):
+        if not self.exclusions.store(peer, item, (self.table.entries, self.protected)):
             return
         entry = self.table.entries.get(peer)
         if peer == self.table.me:
@@ -217,9 +217,10 @@ class Transitions:
                 self._ban(entry, item, REVOKED, now)
 
     def ban_by_proof(self, one: PeerRecord, other: PeerRecord, now: float) -> None:
-        """Process a validated proof against a peer, known or not."""
-        if one.peer_id not in self.table.entries:
-            self.accept(one, now)
+        """Process a validated proof against a known peer.
+
+        One against an unknown peer is ignored, because keys are free; a table brings it again once the peer is known.
+        """
         entry = self.table.entries.get(one.peer_id)
         if entry is not None and (entry.state != "banned" or not entry.state_item):
             entry.record = one
@@ -362,11 +363,15 @@ class Transitions:
         self._suspects.shift(lag, now)
 
     def purge(self, now: float) -> list[PeerId]:
-        """Forget peers that departed more than `preset.tombstone` seconds ago. Returns them."""
+        """Forget peers that departed more than `preset.tombstone` seconds ago, or were banned by a proof. Returns them.
+
+        Proofs expire with the records in them, so newcomers do not accept older ones. Other bans have no end.
+        """
         old = [
             peer
             for peer, entry in self.table.entries.items()
-            if entry.state in ("dead", "left") and now - entry.since > self._preset.tombstone
+            if (entry.state in ("dead", "left") or gossip_items.is_proof(entry.state_item))
+            and now - entry.since > self._preset.tombstone
         ]
         for peer in old:
             self.table.remove(peer)

@@ -120,6 +120,35 @@ def test_a_full_table_gives_way_to_peers_that_come_in_person_and_keeps_those(mon
     assert set(roster.peers.view.peers) == {ME.peer_id, *roster.peers.others}
 
 
+def test_full_table_of_banned_peers_gives_way_to_newcomers(monkeypatch):
+    """Each key that visits a gate twice, with two records of one sequence, is banned by a proof: keys are free."""
+    monkeypatch.setattr(transitions, "MAX_PEERS", 6)
+    roster = roster_of(AdmissionPolicy(RUN, AUTHOR.public_key))
+    roster.protect({OTHER.peer_id})
+    for number in range(12):
+        stranger = Identity.generate(bytes([100 + number]) * 32)
+        for name in ("", "x"):
+            shown = PeerRecord.create(stranger, run_id=RUN, addresses=(), sequence=1, issued=EPOCH, name=name)
+            roster.learn(shown, 2.0, authenticated=True)
+    assert len(roster.peers.banned) == 5 and len(roster.peers.states()) == 6
+    roster.learn(admitted(NEW), 3.0, authenticated=True)
+    assert roster.peers.is_live(NEW.peer_id) and roster.peers.is_live(OTHER.peer_id)
+    items = {roster.peers.record_of(peer).item for peer in roster.peers.states()}
+    assert len(roster.peers.known_items - items) == len(roster.peers.banned), "what is forgotten takes no memory"
+
+
+def test_evidence_against_members_takes_the_place_of_that_against_other_known_peers(monkeypatch):
+    monkeypatch.setattr(exclusions, "MAX_BAN_ITEMS", 3)
+    roster = roster_of(AdmissionPolicy(RUN, AUTHOR.public_key))
+    roster.protect({OTHER.peer_id})
+    strangers = [Identity.generate(bytes([n]) * 32) for n in range(90, 94)]
+    for one in strangers:
+        roster.learn(admitted(one), 1.0, authenticated=True)
+    roster.apply_ban_items(tuple(map(evidence_against, (*strangers, OTHER))), 2.0)
+    assert len(roster.ban_items) == 3 and OTHER.peer_id in roster.peers.banned
+    assert strangers[3].peer_id not in roster.peers.banned, "there is no room for evidence against it"
+
+
 def test_evidence_against_unknown_peers_gives_way_to_that_against_known_ones(monkeypatch):
     monkeypatch.setattr(exclusions, "MAX_BAN_ITEMS", 3)
     roster = roster_of()

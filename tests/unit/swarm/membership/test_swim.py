@@ -470,9 +470,24 @@ def test_two_records_of_one_sequence_ban_with_proof() -> None:
     assert _kinds(other) == [("banned", NAMES[1])]
     other.handle(NAMES[2], Gossip((record(1, 9).item,)), 1.0)
     assert other.peers.states()[NAMES[1]] == "banned"
-    stranger = _alone(6, others=0)
-    stranger.handle(NAMES[2], Gossip((proofs[0],)), 1.0)
-    assert stranger.peers.states()[NAMES[1]] == "banned" and len(stranger.peers.view) == 1
+    newcomer = _alone(6, others=0)
+    newcomer.handle(NAMES[2], Gossip((proofs[0],)), 1.0)
+    assert not newcomer.peers.states(), "keys are free: a proof against an unknown one takes no place"
+    newcomer.handle(NAMES[2], Gossip((record(1).item,)), 2.0)
+    newcomer.handle(NAMES[2], PushPull(True, (proofs[0],)), 3.0)
+    assert newcomer.peers.states()[NAMES[1]] == "banned" and len(newcomer.peers.view) == 1
+
+
+def test_known_proof_costs_no_check_and_is_forgotten_when_newcomers_would_refuse_it() -> None:
+    roster, proof = _alone(others=2), gossip_items.proof_item(record(1), record(1, 1, port=5000))
+    for _ in range(300):
+        roster.handle(NAMES[2], Gossip((proof,)), 1.0)
+    roster.handle(NAMES[2], Gossip((record(3).item,)), 1.0)
+    assert roster.peers.is_live(NAMES[3]), "the sender has checks left"
+    assert roster.peers.banned == [NAMES[1]] and proof in roster.peers.known_items
+    for now in range(2, int(WAN.tombstone) + 200, 100):
+        roster.tick(float(now))
+    assert NAMES[1] not in roster.peers.states() and proof not in roster.peers.known_items
 
 
 def test_proof_of_longest_records_fits_in_an_item() -> None:
