@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from thinwire.collectives.transport.interface import Contact
+from thinwire.node.membership.ban_file import BanFile
 from thinwire.node.membership.join import NoSwarm, Refused
 from thinwire.node.membership.known_peers_file import KnownPeersFile
 from thinwire.node.peer.admission import Admission
@@ -234,3 +235,25 @@ def test_founder_with_unreadable_known_peers_does_not_restart_run(tmp_path):
     with pytest.raises(NoSwarm, match="cannot be read") as error:
         virtual_loop.run(admission.found(signed, None), seed=1)
     assert "invite" in error.value.hint and "remove" in error.value.hint
+
+
+def test_bans_are_stored_at_once_and_then_at_intervals(tmp_path, monkeypatch):
+    """Strangers can cause any number of bans, and each save waits for the disk."""
+    signed, writes = sign(b"", AUTHOR), []
+
+    async def main():
+        loop, admission = virtual_loop.current(), Knocking(signed, tmp_path, transport=SimpleNamespace())
+        monkeypatch.setattr(BanFile, "save", lambda file, items: writes.append((loop.time(), len(items))))
+        assert not await admission.found(signed, None)
+        began = loop.time()
+        for number in range(1, 101):
+            admission.presence.roster.ban_items = tuple(map(bytes, range(number)))
+            admission.save_bans()
+            admission.save_bans()
+            await asyncio.sleep(0.05)
+        assert writes == [(began, 1)]
+        while admission.tasks:
+            await admission.tasks.pop()
+
+    virtual_loop.run(main(), seed=1)
+    assert [count for _, count in writes] == [1, 100] and writes[1][0] - writes[0][0] == pytest.approx(15.0)
