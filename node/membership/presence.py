@@ -339,6 +339,8 @@ class Presence:
             elif event.kind in ("dead", "left", "banned"):
                 self._lose(event.peer, gone=event.kind == "left")
                 self.transport.leave_relay(event.peer)
+                if event.peer not in roster.peers.entries:
+                    self.transport.drop(event.peer, event.detail)  # Another peer has its place.
                 if event.kind == "banned":
                     self._told_until[event.peer] = self._now() + TOLD_SECONDS
             elif event.kind in ("duplicate", "yielded"):

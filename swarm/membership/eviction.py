@@ -1,8 +1,8 @@
 """Eviction from the table of peers: one attacker must not fill it, although identities are free.
 
-A peer from which messages have arrived over a link keeps its entry. A peer on trial that has only sent a Hello, with any
-address in its record, is evicted when the limit is reached and another one sends a Hello. If the whole table is full, a
-peer that is only known from others is evicted for one that has proved its keys here.
+A peer from which messages have arrived over a link keeps its entry, unless it has failed on trial. A peer on trial that has
+only sent a Hello, with any address in its record, is evicted when the limit is reached and another one sends a Hello. If the
+whole table is full, a peer that is only known from others, or is not present, is evicted for one that has proved its keys here.
 """
 
 from __future__ import annotations
@@ -42,15 +42,18 @@ def rivals(
     return others if len(others) >= MAX_ENDORSED else []
 
 
-def evicted_rival(entries: Mapping[PeerId, PeerEntry], among: Sequence[PeerId], rng: random.Random) -> PeerId | None:
-    """Return the one of these peers to evict; None if all of them have had a link.
+def evicted_rival(
+    entries: Mapping[PeerId, PeerEntry], among: Sequence[PeerId], failed: Collection[PeerId], rng: random.Random
+) -> PeerId | None:
+    """Return the one of these peers to evict; None if all of them have had a link, and have not `failed` on trial.
 
-    Peers that are only known from others come first. The peer is drawn at random: if it were the oldest one, a flood
-    of Hello messages would always push out an honest newcomer before its link is open.
+    Peers that are only known from others come first, those that have had a link last. The peer is drawn at random: if it were
+    the oldest one, a flood of Hello messages would always push out an honest newcomer before its link is open.
     """
     unlinked = [peer for peer in among if not entries[peer].linked]
     reported = [peer for peer in unlinked if not entries[peer].authenticated]
-    return rng.choice(reported or unlinked) if unlinked else None
+    evictable = reported or unlinked or [peer for peer in among if peer in failed]
+    return rng.choice(evictable) if evictable else None
 
 
 def evicted_from_full_table(entries: Mapping[PeerId, PeerEntry], protected: Collection[PeerId]) -> PeerId | None:

@@ -116,12 +116,12 @@ class Roster:
         """Set the rule of admission; None, while it is unknown: all records are ignored."""
         self._transitions.exclusions.policy = policy
 
-    def protect(self, peers: Collection[PeerId]) -> None:
+    def protect(self, peers: Collection[PeerId], failed: Collection[PeerId] = ()) -> None:
         """Set the peers whose entry is never removed for a newcomer: members, now or before.
 
-        The collection may change later.
+        failed: peers on trial that have failed here, so that others may take their places. The collections may change later.
         """
-        self._transitions.protected = peers
+        self._transitions.protected, self._transitions.failed = peers, failed
 
     def on_trial(self, peer: PeerId) -> bool:
         """Return True if a peer has no token of the author, in a run with a trial of newcomers."""

@@ -56,6 +56,8 @@ class Transitions:
         self.exclusions = Exclusions(record.run_id)
         self.protected: Collection[PeerId] = ()
         """Peers whose entry is never removed for a newcomer."""
+        self.failed: Collection[PeerId] = ()
+        """Peers on trial whose place any other newcomer may take, and that take the place of none."""
         self.inform_dead_until = -math.inf
         """Time until which some dead peers get messages that they are considered dead."""
         self.events: list[Event] = []
@@ -110,13 +112,14 @@ class Transitions:
 
     def _make_room(self, record: PeerRecord, *, authenticated: bool) -> bool:
         """Return whether a new peer may get an entry. An authenticated one may evict another peer."""
-        table = self.table
+        table, authenticated = self.table, authenticated and record.peer_id not in self.failed
         rivals = eviction.rivals(table.entries, record, self.exclusions.policy, self.protected)
         if rivals:
-            evicted = eviction.evicted_rival(table.entries, rivals, self._rng) if authenticated else None
+            evicted = eviction.evicted_rival(table.entries, rivals, self.failed, self._rng) if authenticated else None
             if evicted is None:
                 return False
-            self._evict(evicted, "forgotten: it has not connected")
+            failed = table.entries[evicted].linked
+            self._evict(evicted, "forgotten: it has failed on trial" if failed else "forgotten: it has not connected")
         if len(table.entries) >= MAX_PEERS:
             evicted = eviction.evicted_from_full_table(table.entries, self.protected) if authenticated else None
             if evicted is None:

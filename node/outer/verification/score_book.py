@@ -35,7 +35,10 @@ PASS = 0.9
 """Part of the highest score after the required evaluations that a newcomer needs."""
 
 FAILURES = 3
-"""Consecutive contributions that do not lower the loss, after which a peer needs one that does."""
+"""Consecutive contributions that do not lower the loss, after which a peer needs one that does.
+
+Also the evaluations after which a newcomer with a bad score has failed.
+"""
 
 LEAST = 0.1
 """Part of the decrease of the loss by another contribution that one must reach, not to lose."""
@@ -150,19 +153,40 @@ class ScoreBook:
 
         Members and newcomers have equal chances as groups, so that neither can keep the others from being scored by their
         number. Of the members, one that lost last time comes first, until it is distrusted or does not lose, if honest peers
-        lose rarely. Otherwise it is one of the half that was drawn longest ago. `secret`: differs by round and is known to
-        this peer only, so that no peer can be honest just when it is scored.
+        lose rarely. Otherwise it is one of the half that was drawn longest ago. Newcomers: see `_next_newcomers`. `secret`:
+        differs by round and is known to this peer only, so that no peer can be honest just when it is scored.
         """
         lost = [peer for peer in members if self.of(peer).reason == COUNTED and not self.distrusts(peer)]
         suspects = lost if self.chance <= RARELY else []
         oldest = sorted(members, key=lambda peer: (self.of(peer).drawn, peer))[: (len(members) + 1) // 2]
-        groups = [group for group in (suspects or oldest, newcomers) if group]
+        first, second = blake3.blake3(secret).digest()[:2]
+        next_newcomers = self._next_newcomers(newcomers, best=second % 2 == 0)
+        groups = [group for group in (suspects or oldest, next_newcomers) if group]
         if not groups:
             return None
-        peer = rank(secret, "score", groups[blake3.blake3(secret).digest()[0] % len(groups)])[0]
+        peer = rank(secret, "score", groups[first % len(groups)])[0]
         self.draws += 1
         self._stored(peer).drawn = self.draws
         return peer
+
+    def _next_newcomers(self, newcomers: Collection[PeerId], *, best: bool) -> Collection[PeerId]:
+        """Return the newcomers of which one is drawn.
+
+        Keys are free, so liars may be many. If all were drawn equally often, no honest newcomer would pass among them. Half
+        of the draws (`best`) are for the highest score of those that have not passed here. The others are for those with a
+        bad score until they have failed, else for those drawn longest ago.
+        """
+        score = {peer: self.of(peer).score for peer in newcomers}
+        if best and (tried := [peer for peer in newcomers if not self.of(peer).endorsed]):
+            return [peer for peer in tried if score[peer] == max(map(score.__getitem__, tried))]
+        unclear = [peer for peer in newcomers if score[peer] < 0.0 and not self.failed(peer)]
+        longest = min((self.of(peer).drawn for peer in newcomers), default=0)
+        return unclear or [peer for peer in newcomers if self.of(peer).drawn == longest]
+
+    def failed(self, newcomer: PeerId) -> bool:
+        """Return True if a newcomer is worse than an unknown one, after some evaluations: its place is another one's."""
+        opinion = self.of(newcomer)
+        return opinion.rounds >= FAILURES and opinion.score < 0.0
 
     def _stored(self, peer: PeerId) -> Opinion:
         if peer not in self.opinions and len(self.opinions) >= MOST:

@@ -677,6 +677,18 @@ async def test_link_of_a_peer_with_two_records_is_closed_at_once_since_there_is_
 
 
 @simulated
+async def test_link_of_a_peer_whose_place_another_one_has_taken_is_closed():
+    """A peer that is only dead keeps its link: over this it may refute."""
+    scene = Scene(others=2)
+    async with scene.running():
+        await scene.come(ANN, Behind(1))
+        await scene.happen(
+            Event("dead", ANN, "own probe failed"), Event("dead", CAT, "forgotten: it has failed on trial")
+        )
+        assert scene.transport.dropped == [(CAT, "forgotten: it has failed on trial", False)]
+
+
+@simulated
 async def test_peer_that_is_banned_itself_learns_the_reason():
     scene = Scene()
     async with scene.running():

@@ -101,6 +101,26 @@ def test_newcomer_outlasts_a_flood_of_knocks_with_the_probability_of_a_random_ch
     assert 18 <= kept <= 46  # three standard deviations
 
 
+def test_newcomer_takes_the_place_of_one_that_has_failed_which_takes_none():
+    """Otherwise liars with links would keep out all newcomers for ever."""
+    roster = roster_of(AdmissionPolicy(RUN, AUTHOR.public_key, 0, 8, 0))
+    liars, honest = STRANGERS[:MAX_ENDORSED], STRANGERS[-1]
+    for identity in liars:
+        enter(roster, identity)
+    roster.protect((), [identity.peer_id for identity in liars])
+    roster.events.clear()
+    roster.learn(record(honest), 1.0)
+    assert not roster.events, "others may tell of any key"
+    enter(roster, honest)
+    assert roster.peers.is_live(honest.peer_id) and len(roster.peers.others) == MAX_ENDORSED
+    kinds = {event.kind: (event.peer, event.detail) for event in roster.events}
+    gone, detail = kinds["dead"]
+    assert gone in {identity.peer_id for identity in liars} and detail == "forgotten: it has failed on trial"
+    roster.events.clear()
+    roster.learn(record(next(one for one in liars if one.peer_id == gone), sequence=2), 2.0, authenticated=True)
+    assert not roster.events and roster.peers.is_live(honest.peer_id)
+
+
 def test_newcomers_never_take_the_place_of_a_member_that_is_only_told_of(monkeypatch):
     monkeypatch.setattr(transitions, "MAX_PEERS", 4)
     roster = roster_of()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -143,6 +146,50 @@ def test_member_that_lost_is_drawn_again_until_its_case_is_clear():
         if not book.distrusts(PEER):
             assert book.choose(bytes(8), [PEER, OTHER, *MORE], []) == PEER
     assert {book.choose(bytes([one]), [PEER, *MORE], []) for one in range(9)} != {PEER}
+
+
+@pytest.mark.parametrize(("liars", "most"), [(0, 40), (8, 90), (63, 500)])
+def test_honest_newcomer_passes_soon_whatever_the_number_of_liars(liars, most):
+    """If all newcomers were drawn equally often, it would take some 16 · (liars + 1) rounds."""
+    taken = []
+    for seed in range(5):
+        book, newcomers = ScoreBook(8), [PEER, *(bytes([1, number]) * 16 for number in range(liars))]
+        for round in itertools.count(1):
+            peer = book.choose(bytes([seed]) + round.to_bytes(4, "big"), MORE[:10], newcomers)
+            if peer in newcomers:
+                book.judge_newcomer(peer, GOOD if peer == PEER else FLIPPED)
+            if book.of(PEER).endorsed:
+                break
+        taken.append(round)
+    assert sorted(taken)[2] < most
+
+
+def test_newcomers_that_copy_do_not_keep_an_honest_one_from_passing():
+    """A copy lowers the loss on both batches alike: its score is a random walk."""
+    rng, book, copies = random.Random(1), ScoreBook(8), [bytes([1, number]) * 16 for number in range(63)]
+    for round in itertools.count(1):
+        peer = book.choose(round.to_bytes(4, "big"), MORE[:10], [PEER, *copies])
+        if peer in (PEER, *copies):
+            book.judge_newcomer(peer, GOOD if peer == PEER or rng.random() < 0.5 else BAD)
+        if book.of(PEER).endorsed:
+            break
+    assert round < 700
+
+
+def test_newcomer_that_has_passed_here_takes_no_draws_from_others():
+    book = ScoreBook(3)
+    for _ in range(3):
+        book.judge_newcomer(PEER, GOOD)
+    drawn = Counter(book.choose(round.to_bytes(4, "big"), [], [PEER, OTHER]) for round in range(200))
+    assert book.of(PEER).endorsed and 120 < drawn[OTHER] < 180  # a half, and a half of the rest
+
+
+def test_newcomer_fails_after_some_bad_evaluations_until_its_score_is_good():
+    book = ScoreBook(8)
+    assert not book.failed(PEER)
+    for number, good in enumerate((False, False, False, True, True, True), 1):
+        book.judge_newcomer(PEER, GOOD if good else FLIPPED)
+        assert book.failed(PEER) == (3 <= number < 6)
 
 
 def test_book_is_bounded_and_keeps_members_before_newcomers():
