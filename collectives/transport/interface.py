@@ -88,9 +88,10 @@ class Lent:
     refused: Mapping[str, int] = field(default_factory=dict)
 
 
-Admit = Callable[[Hello, PeerRecord], Welcome | Refuse]
+Admit = Callable[[Hello, PeerRecord, str], Welcome | Refuse]
 """Decides about a stranger after its record's signature and transport key were checked.
 
+The last argument is the IP address from which it has come; empty if that is unknown, as over a relay.
 The transport fills in `endpoint`, `bulk` and `secret` of a Welcome.
 """
 

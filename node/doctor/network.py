@@ -39,7 +39,7 @@ async def check_network(
     transport = ZmqTransport(
         identity,
         run_id=invite.run_id if invite is not None else bytes(32),
-        admit=lambda hello, record: Refuse("busy", "this is only a check of the network"),
+        admit=lambda hello, record, source: Refuse("busy", "this is only a check of the network"),
         wall=lambda: int(wall()),
         host=config.host,
         port=0 if listening else config.port,

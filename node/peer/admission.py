@@ -310,8 +310,8 @@ class Admission:
                 self._emit("alarm", {"detail": warning})
         return RunTerms(signed, manifest, manifest.admission.policy(self._run_id, signed.author))
 
-    def _admit(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
-        """Decide on the admission of a stranger whose record has been checked."""
+    def _admit(self, hello: Hello, record: PeerRecord, source: str) -> Welcome | Refuse:
+        """Decide on the admission of a stranger whose record has been checked. `source`: see Admit."""
         former = record.transport_key in self._former
         if self.terms is None or (self._searching and not former):
             return Refuse("busy", "still looking for the swarm; knock again")
@@ -326,7 +326,7 @@ class Admission:
             reason = "the invite has expired"
         if reason:
             return Refuse("token", reason)
-        roster.learn(record, self._environment.now(), authenticated=True)
+        roster.learn(record, self._environment.now(), authenticated=True, source=source)
         if not record.addresses:
             return Refuse("busy", "another process uses this key now")
         if reason := roster.peers.ban_reason(record.peer_id):

@@ -15,6 +15,7 @@ from thinwire.sims.network.circuits import CircuitFabric, Connection, Relay
 from thinwire.sims.network.partitions import Partitions
 from thinwire.sims.network.translator import Translator
 from thinwire.swarm import frame as frames
+from thinwire.swarm.identity.address import split_address
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
 from thinwire.swarm.messages.registry import VERSION, Hello, Message, PeerId, Refuse, Welcome
@@ -151,7 +152,8 @@ class Handshakes:
         path: tuple[Relay, ...] = (own, host) if circuit is None else (own, circuit[0].relay, host)
         await self._cross(path, hello)
         await host.awake.wait()
-        answer = host.handshakes.answer_hello(hello, self._identity.transport_public)
+        source = split_address(self._address)[0] if circuit is None else ""
+        answer = host.handshakes.answer_hello(hello, self._identity.transport_public, source)
         await self._cross(path[::-1], answer)
         if isinstance(answer, Refuse):
             return answer
@@ -186,8 +188,8 @@ class Handshakes:
 
     # --- at the own gate
 
-    def answer_hello(self, hello: Hello, transport_key: bytes) -> Welcome | Refuse:
-        """Answer the request of an unknown peer for admission."""
+    def answer_hello(self, hello: Hello, transport_key: bytes, source: str) -> Welcome | Refuse:
+        """Answer the request of an unknown peer for admission. `source`: see Admit."""
         own = self._own
         if hello.version != VERSION:
             return Refuse("version", f"we use version {VERSION}, you use {hello.version}")
@@ -201,7 +203,7 @@ class Handshakes:
             return Refuse("signature", "the record does not fit the transport key")
         if record.peer_id in own.banned:
             return Refuse("banned", own.banned[record.peer_id])
-        answer = self._admit(hello, record)
+        answer = self._admit(hello, record, source)
         if isinstance(answer, Refuse):
             return answer
         own.learn(record)

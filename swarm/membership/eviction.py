@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Mapping, Sequence
 
-from thinwire.swarm.identity.address import split_address, subnet_of
+from thinwire.swarm.identity.address import scope_of, split_address, subnet_of
 from thinwire.swarm.identity.admission_token import AdmissionPolicy
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership.peer_table import PeerEntry
@@ -20,24 +20,24 @@ from thinwire.swarm.messages.registry import MAX_ENDORSED, PeerId
 def rivals(
     entries: Mapping[PeerId, PeerEntry],
     record: PeerRecord,
+    network: str,
     policy: AdmissionPolicy | None,
     protected: Collection[PeerId],
 ) -> list[PeerId]:
-    """Return the peers on trial of which one must go before a new one may enter; none if there is room.
+    """Return the peers on trial of which one must go before another one may enter; none if there is room.
 
     At most MAX_ENDORSED live peers are on trial, a quarter of the largest group, and `policy.per_network` (0: no limit) of
-    one network, by the first addresses in their records. `protected`: peers that are not on trial any more.
+    one known `network`. `protected`: peers that are not on trial any more.
     """
     if policy is None or record.peer_id in protected or not policy.on_trial(record.token, record.peer_id):
         return []
     others = [
         peer
         for peer, entry in entries.items()
-        if entry.live and peer not in protected and policy.on_trial(entry.record.token, peer)
+        if entry.live and peer not in protected and peer != record.peer_id and policy.on_trial(entry.record.token, peer)
     ]
-    network = _network(record)
-    near = [peer for peer in others if _network(entries[peer].record) == network]
-    if len(near) >= policy.per_network > 0:
+    near = [peer for peer in others if entries[peer].network == network]
+    if network and len(near) >= policy.per_network > 0:
         return near
     return others if len(others) >= MAX_ENDORSED else []
 
@@ -69,9 +69,13 @@ def evicted_from_full_table(entries: Mapping[PeerId, PeerEntry], protected: Coll
     return None
 
 
-def _network(record: PeerRecord) -> str:
-    host = split_address(record.addresses[0])[0] if record.addresses else ""
+def network_of(record: PeerRecord, source: str) -> str:
+    """Return the network of a peer: that of `source`, from where it has come, or else of its first public address.
+
+    Empty if unknown: private addresses are the same in many homes.
+    """
+    public = (split_address(address)[0] for address in record.addresses if scope_of(address) == "internet")
     try:
-        return subnet_of(host)
+        return subnet_of(source or next(public, ""))
     except ValueError:
-        return ""  # All peers without an address, or with a name, count as one network.
+        return ""

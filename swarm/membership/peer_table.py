@@ -50,7 +50,8 @@ class PeerEntry:
     record: the newest one. since: time at which `state` began. void_sequence: records with a sequence up to this one are
     ignored. state_item: the signed item that explains a state other than alive. progress: round that the peer last reported.
     reason: of a ban. authenticated: the peer has proved its keys to this one; otherwise only others have reported it. linked:
-    a message has arrived from it over a link.
+    a message has arrived from it over a link. network: that from which it came to our gate, or that of its first public
+    address; empty if unknown.
     """
 
     record: PeerRecord
@@ -62,6 +63,7 @@ class PeerEntry:
     reason: str = ""
     authenticated: bool = False
     linked: bool = False
+    network: str = ""
 
     @property
     def live(self) -> bool:
@@ -153,9 +155,12 @@ class PeerTable:
 
     # --- changes
 
-    def add(self, record: PeerRecord, state: State, now: float, *, authenticated: bool = False) -> PeerEntry:
+    def add(
+        self, record: PeerRecord, state: State, now: float, *, authenticated: bool = False, network: str = ""
+    ) -> PeerEntry:
         """Add an entry for a new peer."""
-        entry = self.entries[record.peer_id] = PeerEntry(record, state, now, authenticated=authenticated)
+        entry = PeerEntry(record, state, now, authenticated=authenticated, network=network)
+        self.entries[record.peer_id] = entry
         if entry.live:
             self.live.add(record.peer_id)
         return entry

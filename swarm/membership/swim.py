@@ -151,14 +151,17 @@ class Roster:
 
     # --- inputs
 
-    def learn(self, record: PeerRecord, now: float, *, authenticated: bool = False, admits: bool = False) -> None:
+    def learn(
+        self, record: PeerRecord, now: float, *, authenticated: bool = False, admits: bool = False, source: str = ""
+    ) -> None:
         """Process a validated record from a Welcome or Hello.
 
-        authenticated: the record is that of the peer at the other end. admits: that peer has admitted us.
+        authenticated: the record is that of the peer at the other end. admits: that peer has admitted us. source: IP address
+        from which it has come to our gate.
         """
         self.due = -math.inf
         alone = self.peers.live.alone
-        if joined := self._transitions.accept(record, now, authenticated=authenticated):
+        if joined := self._transitions.accept(record, now, authenticated=authenticated, source=source):
             self._rotation.insert(record.peer_id)
         if alone and not self.peers.live.alone:
             self._tables.on_first_peer(now)

@@ -66,27 +66,41 @@ class Transitions:
 
     # --- items of a peer about itself
 
-    def accept(self, record: PeerRecord, now: float, *, authenticated: bool = False, first_table: bool = False) -> bool:
+    def accept(
+        self,
+        record: PeerRecord,
+        now: float,
+        *,
+        authenticated: bool = False,
+        source: str = "",
+        first_table: bool = False,
+    ) -> bool:
         """Process a validated record. Returns True if its peer is new in the view.
 
         authenticated: the peer itself has sent it, and proved its keys. Only such a peer evicts another one from a full table.
-        first_table: it comes from the first table that we get, see `_spread`.
+        source: IP address from which it has come to our gate. first_table: it comes from the first table that we get, see
+        `_spread`.
         """
         peer, table = record.peer_id, self.table
         if peer == table.me:
             self._accept_own(record, now)
             return False
-        entry = table.entries.get(peer)
+        entry, network = table.entries.get(peer), eviction.network_of(record, source)
         if self.exclusions.refusal(record):
             return False
+        if entry is not None and source and entry.live and not entry.linked:
+            if not self._make_room(record, network, authenticated=True):
+                self._evict(peer, "forgotten: its network has no place")  # others have reported another network
+                return False
+            entry.network = network
         if entry is None:
-            if not self._make_room(record, authenticated=authenticated):
+            if not self._make_room(record, network, authenticated=authenticated):
                 return False
             if peer in self.exclusions.ban_items:
                 entry = table.add(record, "dead", now)
                 self._ban(entry, self.exclusions.gossip_item(peer), self.exclusions.reason(peer), now)
                 return False
-            table.add(record, "alive", now, authenticated=authenticated)
+            table.add(record, "alive", now, authenticated=authenticated, network=network)
             return self._joined(record, first_table)
         entry.authenticated = entry.authenticated or authenticated
         if entry.state == "banned":
@@ -110,17 +124,17 @@ class Transitions:
             self.events.append(Event("updated", peer, ", ".join(record.addresses)))
         return False
 
-    def _make_room(self, record: PeerRecord, *, authenticated: bool) -> bool:
-        """Return whether a new peer may get an entry. An authenticated one may evict another peer."""
+    def _make_room(self, record: PeerRecord, network: str, *, authenticated: bool) -> bool:
+        """Return whether a peer may have an entry. An authenticated one may evict another peer."""
         table, authenticated = self.table, authenticated and record.peer_id not in self.failed
-        rivals = eviction.rivals(table.entries, record, self.exclusions.policy, self.protected)
+        rivals = eviction.rivals(table.entries, record, network, self.exclusions.policy, self.protected)
         if rivals:
             evicted = eviction.evicted_rival(table.entries, rivals, self.failed, self._rng) if authenticated else None
             if evicted is None:
                 return False
             failed = table.entries[evicted].linked
             self._evict(evicted, "forgotten: it has failed on trial" if failed else "forgotten: it has not connected")
-        if len(table.entries) >= MAX_PEERS:
+        if record.peer_id not in table.entries and len(table.entries) >= MAX_PEERS:
             evicted = eviction.evicted_from_full_table(table.entries, self.protected) if authenticated else None
             if evicted is None:
                 return False

@@ -60,7 +60,7 @@ class Member:
         self.presence.attach(Family.OPERATIONS, self.operations)
         self.task = loop.create_task(self.presence.run())
 
-    def _admit(self, hello, record):
+    def _admit(self, hello, record, source):
         self.roster.learn(record, virtual_loop.current().time())
         return Welcome(self.record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
 

@@ -118,7 +118,7 @@ class Node:
         """Factory of the rounds of this node's session."""
         return self.session.factory
 
-    def _admit(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
+    def _admit(self, hello: Hello, record: PeerRecord, source: str) -> Welcome | Refuse:
         self.session.roster.learn(record, virtual_loop.current().time())
         return Welcome(self.record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
 

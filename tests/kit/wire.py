@@ -31,7 +31,7 @@ class Peer:
         self.id = self.identity.peer_id
         self.record = None
 
-    def admit(self, hello, record):
+    def admit(self, hello, record, source):
         self.hellos.append(hello)
         if self.verdict is not None:
             return self.verdict

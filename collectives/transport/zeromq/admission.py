@@ -45,7 +45,7 @@ _OBSERVER = SocketLimits(
 )
 _HOST = SocketLimits(messages=2, size=HEADER_BYTES + Welcome.limit, window=128 << 10, strict=True)
 
-Decide = Callable[[Hello, PeerRecord], Awaitable[Welcome | Refuse]]
+Decide = Callable[[Hello, PeerRecord, str], Awaitable[Welcome | Refuse]]
 UnixClock = Callable[[], int]
 
 
@@ -64,7 +64,8 @@ class AdmissionPort:
         self._crowd = HalfOpen(
             limits.visits, lambda source: addresses.take(source, clock()), handshakes=fair_visits(limits, clock)
         )
-        self._visits: set[ControlConnection] = set()
+        self._visits: dict[ControlConnection, bool] = {}
+        """Visits, and whether they come over a relay, whose address they show."""
         self._tasks: dict[ControlConnection, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
         sockets.gatekeeper.allow(_DOMAIN, lambda key: key not in self.banned and keys.take(key, clock()))
@@ -72,7 +73,7 @@ class AdmissionPort:
     async def open(self, host: str, port: int) -> int:
         """Listen; return the port, a free one if `port` is 0. Raises PortTaken."""
         self._server, port = await listen(self._visit, host, range(port, port + 1))
-        self._sockets.circuits.lanes[GATE] = lambda relay: self._visit()
+        self._sockets.circuits.lanes[GATE] = lambda relay: self._visit(relayed=True)
         return port
 
     async def close(self) -> None:
@@ -87,7 +88,7 @@ class AdmissionPort:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _visit(self) -> asyncio.Protocol:
+    def _visit(self, *, relayed: bool = False) -> asyncio.Protocol:
         control = ControlConnection(
             self._sockets,
             _VISITOR,
@@ -97,11 +98,11 @@ class AdmissionPort:
             crowd=self._crowd,
             divert=self._sockets.circuits.relay.enter,
         )
-        self._visits.add(control)
+        self._visits[control] = relayed
         return control.tcp_relay.outer
 
     def _left(self, control: ControlConnection, reason: str) -> None:
-        self._visits.discard(control)
+        self._visits.pop(control, None)
         task = self._tasks.get(control)
         if task is None:
             if reason != CIRCUIT:
@@ -155,7 +156,8 @@ class AdmissionPort:
             return Refuse("signature", str(error)[:256])
         if record.transport_key != key:
             return Refuse("signature", "the record has another transport key")
-        return await self._decide(hello, record)
+        source = "" if self._visits.get(control, True) else control.tcp_relay.source
+        return await self._decide(hello, record, source)
 
     async def _observed(self, seen: str, key: bytes, question: Observe) -> Observed:
         """Answer a visitor with its address, and whether its gate answers there; no other address is visited."""

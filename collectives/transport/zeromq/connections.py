@@ -198,8 +198,8 @@ class Connections:
         """Return whether our dial goes before the other side's."""
         return self._sockets.identity.transport_public < transport_key
 
-    async def decide(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
-        """Answer the Hello of a peer whose record and key were checked at the gate."""
+    async def decide(self, hello: Hello, record: PeerRecord, source: str) -> Welcome | Refuse:
+        """Answer the Hello of a peer whose record and key were checked at the gate. `source`: see Admit."""
         peer, limits = record.peer_id, self._sockets.limits
         if peer == self._sockets.identity.peer_id:
             return Refuse("busy", "a daemon with this identity runs here")
@@ -208,7 +208,7 @@ class Connections:
         dial = self._dials.get(record.transport_key)
         if dial is not None and self._first(record.transport_key):
             await asyncio.wait({dial}, timeout=limits.hold)
-        answer = self._admit(hello, record)
+        answer = self._admit(hello, record, source)
         if isinstance(answer, Refuse):
             return answer
         self.learn(record)

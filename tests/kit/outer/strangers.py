@@ -35,7 +35,7 @@ def knocks(count: int, answers: list[str], *, times: int = 3, hosts: int = 6) ->
 
     async def knock(world: SimWorld, record: PeerRecord, identity: Identity, address: str) -> None:
         net = world.net
-        transport = net.transport(identity, world.run_id, lambda hello, shown: Refuse("busy", ""), address)
+        transport = net.transport(identity, world.run_id, lambda hello, shown, source: Refuse("busy", ""), address)
         hello = Hello(VERSION, world.run_id, record.wire)
         for _ in range(times):
             for machine in world.machines[:hosts]:

@@ -49,7 +49,7 @@ class Member:
         self.update = StageOptimizer(self.section, InnerConfig(lr=0.01, warmup=0))
         self.boundary = Boundary("rows(bits=8)", CONFIG.width, CONFIG.vocab, 0)
 
-    def _admit(self, hello: Hello, them: PeerRecord) -> Welcome:
+    def _admit(self, hello: Hello, them: PeerRecord, source: str) -> Welcome:
         return Welcome(self.record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
 
     async def open(self) -> str:

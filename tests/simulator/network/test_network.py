@@ -35,7 +35,9 @@ def _swarm(net: SimNet, count: int) -> list[SimTransport]:
         identity = Identity.generate(bytes([i]) * 32)
         record = _record(identity, f"10.0.0.{i + 1}:4000")
         welcome = _welcome(record)
-        peers.append(net.transport(identity, RUN, lambda hello, them, welcome=welcome: welcome, record.addresses[0]))
+        peers.append(
+            net.transport(identity, RUN, lambda hello, them, source, welcome=welcome: welcome, record.addresses[0])
+        )
         records.append(record)
     for peer in peers:
         for record in records:

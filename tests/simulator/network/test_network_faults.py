@@ -24,7 +24,7 @@ def _pair(net: SimNet, count: int = 2) -> list[SimTransport]:
         address = (f"10.0.0.{i + 1}:4000",)
         record = PeerRecord.create(identity, run_id=RUN, addresses=address, sequence=1, issued=1_750_000_000)
         welcome = Welcome(record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
-        peers.append(net.transport(identity, RUN, lambda hello, them, welcome=welcome: welcome, address[0]))
+        peers.append(net.transport(identity, RUN, lambda hello, them, source, welcome=welcome: welcome, address[0]))
         records.append(record)
     for peer in peers:
         for record in records:

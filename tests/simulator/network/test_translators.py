@@ -33,7 +33,7 @@ class Swarm:
             address = f"10.0.0.{i + 1}:4000"
             record = PeerRecord.create(identity, run_id=RUN, addresses=(address,), sequence=1, issued=1_750_000_000)
             welcome = Welcome(record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
-            peer = self.net.transport(identity, RUN, lambda hello, them, welcome=welcome: welcome, address)  # type: ignore[misc]
+            peer = self.net.transport(identity, RUN, lambda hello, them, source, welcome=welcome: welcome, address)  # type: ignore[misc]
             peer.translator = Translator(nat)
             self.peers.append(peer)
             records.append(record)

@@ -45,7 +45,7 @@ class Peer:
     def name(self) -> PeerId:
         return self.transport.peer_id
 
-    def admit(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
+    def admit(self, hello: Hello, record: PeerRecord, source: str) -> Welcome | Refuse:
         self.roster.learn(record, self.net.loop.time())
         return Welcome(self.roster.record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
 

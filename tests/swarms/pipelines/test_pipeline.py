@@ -77,7 +77,7 @@ class Peer:
         self.lock, self.pace, self.tasks = asyncio.Lock(), 0.1, []
         self.runs = None
 
-    def admit(self, hello, record):
+    def admit(self, hello, record, source):
         return Welcome(self.record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
 
     def unreachable(self, peer):

@@ -790,10 +790,10 @@ async def test_only_a_peer_whose_link_works_holds_a_place_on_trial():
     scene.roster.set_policy(AdmissionPolicy(RUN, IDENTITIES[5].public_key, 0, 8, 1))
     async with scene.running():
         for index in (1, 2):
-            scene.roster.learn(record(index), 0.0, authenticated=True)
+            scene.roster.learn(record(index), 0.0, authenticated=True, source="192.0.2.1")
             await asyncio.sleep(WAN.tick + MOMENT)
         assert scene.roster.peers.others == [BEN]
         await scene.come(BEN, WallClock(EPOCH))
         await scene.come(BEN, Ping(1, 0, ()))
-        scene.roster.learn(record(3), 0.0, authenticated=True)
+        scene.roster.learn(record(3), 0.0, authenticated=True, source="192.0.2.1")
         assert scene.roster.peers.others == [BEN]

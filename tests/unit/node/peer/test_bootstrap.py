@@ -26,7 +26,7 @@ def opened_at(home, **flags):
 
     class Recorder:
         async def arrive(self, invite, opener, search):
-            transport = await opener(lambda hello, record: Refuse("busy", ""))
+            transport = await opener(lambda hello, record, source: Refuse("busy", ""))
             found.append(transport.port)
             await transport.close()
 

@@ -68,7 +68,7 @@ class World:
         """Return the answer of the member to a peer, which cannot be dialled and stays there."""
         if peer.peer_id in self.net.peers:
             self.net.peers[peer.peer_id].vanish()
-        transport = self.net.transport(peer, self.run, lambda hello, record: BUSY, CONTACTS[peer].address)
+        transport = self.net.transport(peer, self.run, lambda hello, record, source: BUSY, CONTACTS[peer].address)
         transport.translator = Translator("symmetric")
         wall = self.net.wall()
         record = PeerRecord.create(peer, run_id=self.run, addresses=transport.addresses(), sequence=wall, issued=wall)

@@ -32,9 +32,14 @@ def roster_of(policy=POLICY, seed=1):
     return roster
 
 
-def enter(roster, identity, address=""):
-    """Let a peer knock and connect."""
-    roster.learn(record(identity, address), 0.0, authenticated=True)
+def knock(roster, identity, source="", *, now=0.0, **shown):
+    """Let a peer visit our gate."""
+    roster.learn(record(identity, **shown), now, authenticated=True, source=source)
+
+
+def enter(roster, identity, source="", **shown):
+    """Let a peer visit our gate and connect."""
+    knock(roster, identity, source, **shown)
     roster.on_link_up(identity.peer_id)
 
 
@@ -42,16 +47,33 @@ def vouched(identity):
     return token_of(Inviter(AUTHOR, b"", POLICY).invite(PLAIN, identity.peer_id), identity)
 
 
-@pytest.mark.parametrize("address", ["198.51.100.{}:7000", "[2001:db8:1::{}]:7000"])
-def test_one_network_has_few_places_for_peers_on_trial_and_all_for_others(address):
+@pytest.mark.parametrize("source", ["198.51.100.{}", "2001:db8:1::{}"])
+def test_one_network_has_few_places_for_peers_on_trial_and_all_for_others(source):
     roster = roster_of()
     for number, identity in enumerate(STRANGERS[:8], 1):
-        enter(roster, identity, address.format(number))
+        enter(roster, identity, source.format(number))
     assert len(roster.peers.others) == POLICY.per_network
-    roster.learn(record(STRANGERS[8], "203.0.113.1:7000"), 0.0)
-    roster.learn(record(STRANGERS[9], address.format(9), vouched(STRANGERS[9])), 0.0)
+    knock(roster, STRANGERS[8], "203.0.113.1")
+    knock(roster, STRANGERS[9], source.format(9), token=vouched(STRANGERS[9]))
     assert roster.peers.is_live(STRANGERS[8].peer_id) and roster.peers.is_live(STRANGERS[9].peer_id)
     assert roster.on_trial(STRANGERS[8].peer_id) and not roster.on_trial(STRANGERS[9].peer_id)
+
+
+def test_network_of_a_peer_is_the_one_from_which_it_has_come():
+    """Homes have the same private addresses, and a peer writes into its record what it likes."""
+    roster = roster_of()
+    for number, identity in enumerate(STRANGERS[:8]):  # of eight homes
+        enter(roster, identity, f"198.51.{number}.5", address="192.168.0.5:7000")
+    assert len(roster.peers.others) == 8
+    for number, identity in enumerate(STRANGERS[8:20]):  # of one network; some are reported by others before they come
+        claimed = f"8.8.{number}.5:7000"
+        if number % 2:
+            roster.learn(record(identity, claimed), 0.0)
+        enter(roster, identity, f"198.18.0.{number}", address=claimed)
+    assert len(roster.peers.others) == 8 + POLICY.per_network
+    for identity in STRANGERS[20:28]:  # over a relay: there is no source
+        enter(roster, identity, address="192.168.0.5:7000")
+    assert len(roster.peers.others) == 16 + POLICY.per_network
 
 
 def test_a_quarter_of_the_largest_group_is_on_trial_and_departed_ones_free_their_places():
@@ -71,11 +93,11 @@ def test_peers_that_only_knock_give_their_places_to_one_that_connects(per_networ
     roster = roster_of(AdmissionPolicy(RUN, AUTHOR.public_key, 0, 8, per_network))
     honest, *flood = STRANGERS
     for number, identity in enumerate(flood):
-        roster.learn(record(identity, f"203.0.113.{number}:7000"), 0.0, authenticated=True)
+        knock(roster, identity, f"203.0.113.{number}")
     assert len(roster.peers.others) == places
-    enter(roster, honest, "203.0.113.200:7000")
+    enter(roster, honest, "203.0.113.200")
     for number, identity in enumerate(flood):
-        roster.learn(record(identity, f"203.0.113.{number}:7000", sequence=2), 1.0, authenticated=True)
+        knock(roster, identity, f"203.0.113.{number}", now=1.0, sequence=2)
     assert roster.peers.is_live(honest.peer_id) and len(roster.peers.others) == places
 
 
@@ -96,7 +118,7 @@ def test_newcomer_outlasts_a_flood_of_knocks_with_the_probability_of_a_random_ch
         roster = roster_of(seed=seed)
         honest, *flood = STRANGERS[: 2 * POLICY.per_network]
         for number, identity in enumerate((*flood[:3], honest, *flood[3:])):
-            roster.learn(record(identity, f"203.0.113.{number}:7000"), 0.0, authenticated=True)
+            knock(roster, identity, f"203.0.113.{number}")
         kept += roster.peers.is_live(honest.peer_id)
     assert 18 <= kept <= 46  # three standard deviations
 
@@ -128,7 +150,7 @@ def test_newcomers_never_take_the_place_of_a_member_that_is_only_told_of(monkeyp
     roster.learn(record(member), 0.0)
     roster.protect({member.peer_id})
     for number, identity in enumerate(others):
-        roster.learn(record(identity, f"198.51.{number}.1:7000"), 1.0, authenticated=True)
+        knock(roster, identity, f"198.51.{number}.1", now=1.0)
     assert roster.peers.is_live(member.peer_id) and len(roster.peers.others) == 4
 
 

@@ -30,7 +30,7 @@ async def main():
     address, key, sequence, port = sys.argv[1], bytes.fromhex(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     identity, run = Identity.generate(b"c" * 32), b"r" * 32
     record = None
-    def admit(hello, stranger):
+    def admit(hello, stranger, source):
         return Welcome(record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
     transport = ZmqTransport(identity, run_id=run, admit=admit, wall=lambda: int(time.time()), port=port)
     await transport.open()
