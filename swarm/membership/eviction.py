@@ -69,13 +69,15 @@ def evicted_from_full_table(entries: Mapping[PeerId, PeerEntry], protected: Coll
     return None
 
 
-def network_of(record: PeerRecord, source: str) -> str:
+def network_of(record: PeerRecord, source: str, *, authenticated: bool) -> str:
     """Return the network of a peer: that of `source`, from where it has come, or else of its first public address.
 
-    Empty if unknown: private addresses are the same in many homes.
+    Private addresses are the same in many homes. They count for a peer that only others have reported: it enters when it
+    comes itself, if there is no place. One that has come over a relay would not, so its network is unknown, "".
     """
-    public = (split_address(address)[0] for address in record.addresses if scope_of(address) == "internet")
+    public = [address for address in record.addresses if scope_of(address) == "internet"]
+    known = public or ([] if authenticated else record.addresses)
     try:
-        return subnet_of(source or next(public, ""))
+        return subnet_of(source or (split_address(known[0])[0] if known else ""))
     except ValueError:
         return ""

@@ -85,7 +85,8 @@ class Transitions:
         if peer == table.me:
             self._accept_own(record, now)
             return False
-        entry, network = table.entries.get(peer), eviction.network_of(record, source)
+        entry = table.entries.get(peer)
+        network = eviction.network_of(record, source, authenticated=authenticated)
         if self.exclusions.refusal(record):
             return False
         if entry is not None and source and entry.live and not entry.linked:
