@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import typer
@@ -22,7 +24,9 @@ VARIABLE = "_THINWIRE_COMPLETE"
 def runs(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Return (suggestion, help) for the runs of this machine: names, and ids where a name is not unique."""
     config = _config(context)
-    names = config.directories.run_names() if config is not None else {}
+    names: Mapping[str, str] = {}
+    with suppress(PermissionError):
+        names = config.directories.run_names() if config is not None else {}
     every = list(names.values())
     pairs = [(name if name and every.count(name) == 1 else run, run) for run, name in names.items()]
     if not any(word.startswith(incomplete) for word, _ in pairs):
@@ -35,7 +39,9 @@ def peers(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     from thinwire.node.peer.status import read_status
 
     config = _config(context)
-    status = None if config is None else read_status(config.directories.status)
+    status = None
+    with suppress(PermissionError):
+        status = None if config is None else read_status(config.directories.status)
     return [(one.peer, _harmless(one.name) or one.state) for one in status.peers] if status is not None else []
 
 

@@ -123,6 +123,7 @@ def page(
     config = settings(context, debug, {"home": home})
     from thinwire.node.cli.page.run_view import RunView
 
+    RunView(config.directories).status()  # files of another user are an error before the page is served
     _serve(lambda: RunView(config.directories, public=public), host, port, public)
 
 

@@ -51,6 +51,7 @@ _FILES = "raise the limit of open files before you start, for example with `ulim
 MACHINE_ERRORS = {
     errno.ENOSPC: _ROOM,
     errno.EDQUOT: _ROOM,
+    errno.EACCES: "run the command as the user of this file or directory, or choose another directory with --home DIR",
     errno.EROFS: "choose a directory that can be written with --home DIR",
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 
 from thinwire.node.doctor.check import Check
 from thinwire.node.doctor.machine import check_machine
@@ -18,8 +19,9 @@ from thinwire.swarm.identity.invite import Invite
 
 def examine(config: Config, invite: Invite | None) -> list[Check]:
     """Return all checks. Without an invite, the peers are asked that the daemon here names, if one runs."""
-    status = read_status(config.directories.status)
-    listening = 0
+    status, listening = None, 0
+    with suppress(PermissionError):  # a check of the machine reports it
+        status = read_status(config.directories.status)
     if status is not None and alive(status):
         listening = PortFile(config.directories.run(bytes.fromhex(status.run)).port, RealDisk()).load()
         if invite is None and status.invite:

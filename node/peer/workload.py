@@ -71,16 +71,21 @@ class Workload:
         return WorkShare(self._group(), self._me, self._replica.round, self._lease(), step, self._rounds.on_trial)
 
     def _group(self) -> tuple[PeerId, ...]:
-        """Return the peers that share the data: the members; before this peer is one, all present peers.
+        """Return the peers that share the data: the members; before this peer is one, all present peers, and itself.
 
-        Before the first round the founder is the only member, but it must not take all shards.
+        Before the first round the founder is the only member, but it must not take all shards. Peers on trial have other data,
+        and their keys are free: they would leave no shards to others.
         """
         replica = self._replica
         # Peers that hold a later stage of the model do not need data: the first stage has all others.
         members = replica.members_of(0) if self._manifest.pipeline.stages else replica.members
         # In gossip runs the members are those of a pair.
         settled = replica.alike and replica.round > 0 and self._me in members
-        return members if settled else self._session.roster.peers.view.peers
+        if settled:
+            return members
+        roster = self._session.roster
+        sharing = {self._me, *members}
+        return tuple(peer for peer in roster.peers.view.peers if peer in sharing or not roster.on_trial(peer))
 
     def _lease(self) -> DataLease | None:
         """Return our data for the next round; None without a data ledger."""

@@ -96,7 +96,8 @@ def _checked(name: str, raw: object, source: str) -> object:
     try:
         return _BY_NAME[name].read(raw)
     except ValueError as error:
-        raise ConfigError(f"{source}: {name} {raw!r} cannot be used", f"valid: {error}") from None
+        shown = str(raw) if isinstance(raw, Path) else raw
+        raise ConfigError(f"{source}: {name} {shown!r} cannot be used", f"valid: {error}") from None
 
 
 def _from_flags(flags: Flags) -> Iterator[tuple[str, object, str]]:

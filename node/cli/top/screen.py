@@ -27,6 +27,9 @@ SYMBOLS = {"alive": "#", "suspect": "?", "dead": "_", "left": "_", "banned": "!"
 COLOURS = {"#": "green", "J": "cyan", "?": "yellow", "_": "dim", "!": "bold red"}
 LEGEND = "# in   J joining   ? suspect   _ gone   ! banned"
 GPU = "gpu_memory"
+NAME = 24
+"""Letters of a run's name in the title, so that the round has room."""
+
 FRAME_ROWS = 3
 """Rows of a screen around a tab: title, names of the tabs, and legend or alarm."""
 
@@ -103,7 +106,7 @@ def symbol(peer: Fields, members: Sequence[str]) -> str:
 def sparkline(values: Sequence[float | None], width: int, glyphs: str = GLYPHS) -> str:
     """Return the last values as `width` levels at most; neighbours are averaged if there are more of them."""
     known = [float(value) for value in values if value is not None]
-    if not known:
+    if not known or width < 1:
         return ""
     width = min(width, len(known))
     cuts = [len(known) * place // width for place in range(width + 1)]
@@ -117,7 +120,9 @@ def _title(state: Fields) -> Text:
     status = state["status"]
     of = f" of {status['rounds']}" if status["rounds"] else ""
     phase = plain(status["phase"]) if state["running"] else "not running"
-    title = Text(f"thinwire {plain(status['run_name'])} {status['run'][:8]}", "bold")
+    name = plain(status["run_name"])
+    name = f"{name[: NAME - 3]}..." if len(name) > NAME else name
+    title = Text(f"thinwire {name} {status['run'][:8]}", "bold")
     return title.append(f"  round {status['round']}{of}  {phase}", "green" if state["running"] else "bold red")
 
 

@@ -57,6 +57,12 @@ def add_adapter(manifest: Manifest, model: nn.Module, named: str) -> nn.Module:
         ) from None
     wanted = manifest.lora
     targets = ALL_LINEAR if wanted.targets == (ALL_LINEAR,) else list(wanted.targets) or None
+    for target in wanted.targets if targets != ALL_LINEAR else ():
+        # The library leaves out a name that fits no layer if another one fits.
+        if not any(f".{name}".endswith(f".{target}") for name, _ in model.named_modules()):
+            raise ModelError(
+                f"no layer of {named} is named {target}", "name linear layers of the model in lora.targets"
+            )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         # The library corrects its default for transposed matrices by itself, and warns of it.
         warnings.filterwarnings("ignore", "fan_in_fan_out")

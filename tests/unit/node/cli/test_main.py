@@ -520,7 +520,13 @@ def test_another_package_cannot_replace_a_built_in_command(capsys, package, home
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(errno.ENOSPC, "make room"), (errno.EROFS, "--home"), (errno.EMFILE, "ulimit -n"), (errno.EIO, "disk")],
+    [
+        (errno.ENOSPC, "make room"),
+        (errno.EROFS, "--home"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.EIO, "disk"),
+        (errno.EACCES, "as the user"),
+    ],
 )
 def test_main_gives_errors_of_the_machine_a_hint(capsys, monkeypatch, number, words):
     def fail(*_):

@@ -119,6 +119,18 @@ def test_rates_are_those_between_two_statuses():
     assert rates.of() == ("0 B/s", "0 B/s") and rates.of(IN) == ("-", "-")
 
 
+@pytest.mark.parametrize("columns", range(1, 12))
+def test_screen_fits_a_terminal_of_a_few_columns(tmp_path, columns):
+    state = files(tmp_path).state()
+    for tab in TABS:
+        assert all(cell_len(line.plain) <= columns for line in screen(state, Rates(), tab, columns, 10))
+
+
+def test_title_has_room_for_the_round_beside_the_longest_name(tmp_path):
+    title = screen(files(tmp_path, run_name="n" * 64).state(), Rates(), "swarm", 80, 24)[0].plain
+    assert "n..." in title and title.endswith("round 200 of 400  exchanging")
+
+
 def test_sparkline_averages_what_does_not_fit():
     assert sparkline([], 10) == "" and sparkline([None, 2.0], 10) == GLYPHS[0]
     assert sparkline([0.0, 7.0], 10) == GLYPHS[0] + GLYPHS[-1]

@@ -9,9 +9,13 @@ from thinwire.swarm.manifest.parser import parse
 ME, OTHER, THIRD = (bytes([n]) * 32 for n in (1, 2, 3))
 
 
-def workload(outer="", *, round=4, announced=(), members=(ME, OTHER), alive=(), alike=True, ledger=None, turn=0):
+def workload(
+    outer="", *, round=4, announced=(), members=(ME, OTHER), alive=(), alike=True, ledger=None, turn=0, trial=()
+):
     view = SimpleNamespace(peers=(ME, OTHER, THIRD))
-    roster = SimpleNamespace(peers=SimpleNamespace(is_live=lambda peer: peer in alive, view=view))
+    roster = SimpleNamespace(
+        peers=SimpleNamespace(is_live=lambda peer: peer in alive, view=view), on_trial=lambda peer: peer in trial
+    )
     return Workload(
         parse(outer),
         ME,
@@ -32,6 +36,14 @@ def workload(outer="", *, round=4, announced=(), members=(ME, OTHER), alive=(), 
 def test_data_is_divided_among_members_and_self(round, members, group):
     share = workload(round=round, members=members).share(0)
     assert (share.group, share.me, share.round, share.lease) == (group, ME, round, None)
+
+
+@pytest.mark.parametrize(
+    "round, members, group", [(0, (ME,), (ME, OTHER)), (3, (OTHER,), (ME, OTHER)), (3, (THIRD,), (ME, OTHER, THIRD))]
+)
+def test_keys_on_trial_take_no_data(round, members, group):
+    """There may be any number of them; a member stays one. This peer may be on trial, too."""
+    assert workload(round=round, members=members, trial=(ME, THIRD)).share(0).group == group
 
 
 def test_data_is_divided_among_all_live_peers_when_replicas_differ():

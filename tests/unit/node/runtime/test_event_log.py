@@ -400,3 +400,12 @@ def test_no_event_is_lost_if_processes_end_while_they_compress(tmp_path):
     EventLog(path).close()
     assert all(name.endswith(".jsonl.gz") and not name.startswith(".") for name in segments(path))
     assert numbers(read_events(path)) == list(range(first))
+
+
+def test_status_of_another_user_is_an_error_and_not_the_absence_of_a_daemon(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied", "status.json")
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(PermissionError):
+        read_status(tmp_path / "status.json")

@@ -148,8 +148,11 @@ def test_targets_choose_the_layers(tmp_path: Path) -> None:
     for line, wanted in lines.items():
         made = learner(tmp_path, tmp_path / "base", weights=weights, lora=f"rank = 2\nalpha = 4\n{line}")
         assert {piece.name.split(".lora_")[0].split(".", 3)[3] for piece in made.layout.pieces} == wanted
-    with pytest.raises(ModelError, match="no adapter fits .*absent"):
-        learner(tmp_path, tmp_path / "base", weights=weights, lora='rank = 2\ntargets = ["absent"]')
+    for targets, unknown in (('["absent"]', "absent"), ('["c_proj", "c_prj"]', "c_prj"), ('["proj"]', "proj")):
+        with pytest.raises(ModelError, match=f"no layer of .* is named {unknown}"):
+            learner(tmp_path, tmp_path / "base", weights=weights, lora=f"rank = 2\ntargets = {targets}")
+    with pytest.raises(ModelError, match="no adapter fits .*"):
+        learner(tmp_path, tmp_path / "base", weights=weights, lora='rank = 2\ntargets = ["attn"]')
 
 
 def test_adapter_beside_the_model_of_a_function(tmp_path: Path) -> None:
