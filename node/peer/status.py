@@ -221,7 +221,10 @@ def _overwrite(path: Path, content: bytes) -> bool:
 
 
 def read_status(path: Path) -> Status | None:
-    """Return the last status; None if there is no valid one. Raises PermissionError for that of another user."""
+    """Return the last status; None if there is no valid one.
+
+    Raises PermissionError for that of another user.
+    """
     try:
         with open(path, "rb") as file:
             return msgspec.json.decode(file.read(_LIMIT), type=Status)

@@ -71,7 +71,7 @@ class Workload:
         return WorkShare(self._group(), self._me, self._replica.round, self._lease(), step, self._rounds.on_trial)
 
     def _group(self) -> tuple[PeerId, ...]:
-        """Return the peers that share the data: the members; before this peer is one, all present peers, and itself.
+        """Return the peers that share the data: the members; before this peer is one, all present peers.
 
         Before the first round the founder is the only member, but it must not take all shards. Peers on trial have other data,
         and their keys are free: they would leave no shards to others.

@@ -45,10 +45,11 @@ def rivals(
 def evicted_rival(
     entries: Mapping[PeerId, PeerEntry], among: Sequence[PeerId], failed: Collection[PeerId], rng: random.Random
 ) -> PeerId | None:
-    """Return the one of these peers to evict; None if all of them have had a link, and have not `failed` on trial.
+    """Return the one of these peers to evict; None if all of them have had a link, and none has failed.
 
-    Peers that are only known from others come first, those that have had a link last. The peer is drawn at random: if it were
-    the oldest one, a flood of Hello messages would always push out an honest newcomer before its link is open.
+    Peers that are only known from others come first, those that have had a link and have failed on trial last. The peer is
+    drawn at random: if it were the oldest one, a flood of Hello messages would always push out an honest newcomer before its
+    link is open.
     """
     unlinked = [peer for peer in among if not entries[peer].linked]
     reported = [peer for peer in unlinked if not entries[peer].authenticated]
@@ -70,9 +71,9 @@ def evicted_from_full_table(entries: Mapping[PeerId, PeerEntry], protected: Coll
 
 
 def network_of(record: PeerRecord, source: str, *, authenticated: bool) -> str:
-    """Return the network of a peer: that of `source`, from where it has come, or else of its first public address.
+    """Return the network of a peer: that of `source`, where it has come from, else of a public address.
 
-    Private addresses are the same in many homes. They count for a peer that only others have reported: it enters when it
+    It is the first public address in its record. Private addresses are the same in many homes. They count for a peer that only others have reported: it enters when it
     comes itself, if there is no place. One that has come over a relay would not, so its network is unknown, "".
     """
     public = [address for address in record.addresses if scope_of(address) == "internet"]

@@ -381,7 +381,7 @@ class Transitions:
         self._suspects.shift(lag, now)
 
     def purge(self, now: float) -> list[PeerId]:
-        """Forget peers that departed more than `preset.tombstone` seconds ago, or were banned by a proof. Returns them.
+        """Forget peers that departed, or were banned by a proof, `preset.tombstone` seconds ago. Returns them.
 
         Proofs expire with the records in them, so newcomers do not accept older ones. Other bans have no end.
         """

@@ -184,7 +184,10 @@ class ScoreBook:
         return unclear or [peer for peer in newcomers if self.of(peer).drawn == longest]
 
     def failed(self, newcomer: PeerId) -> bool:
-        """Return True if a newcomer is worse than an unknown one, after some evaluations: its place is another one's."""
+        """Return True if a newcomer is worse than an unknown one, after some evaluations.
+
+        Others may take its place.
+        """
         opinion = self.of(newcomer)
         return opinion.rounds >= FAILURES and opinion.score < 0.0
 
