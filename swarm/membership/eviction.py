@@ -73,8 +73,9 @@ def evicted_from_full_table(entries: Mapping[PeerId, PeerEntry], protected: Coll
 def network_of(record: PeerRecord, source: str, *, authenticated: bool) -> str:
     """Return the network of a peer: that of `source`, where it has come from, else of a public address.
 
-    It is the first public address in its record. Private addresses are the same in many homes. They count for a peer that only others have reported: it enters when it
-    comes itself, if there is no place. One that has come over a relay would not, so its network is unknown, "".
+    It is the first public address in its record. Private addresses are the same in many homes. They count for a peer that only
+    others have reported: it enters when it comes itself, if there is no place. One that has come over a relay would not, so
+    its network is unknown, "".
     """
     public = [address for address in record.addresses if scope_of(address) == "internet"]
     known = public or ([] if authenticated else record.addresses)
