@@ -105,7 +105,7 @@ def proof_item(one: PeerRecord, other: PeerRecord) -> bytes:
 
 
 def is_proof(item: bytes) -> bool:
-    """Return True if an item is of the kind of proofs."""
+    """Return True if an item is a proof of two records with one sequence."""
     return item[:1] == bytes([PROOF])
 
 
