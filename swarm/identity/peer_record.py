@@ -122,19 +122,24 @@ class PeerRecord:
         return _checked(body + identity.sign(_DOMAIN, body), run_id)
 
     @classmethod
-    def parse(cls, wire: bytes, *, run_id: bytes, now: int) -> PeerRecord:
-        """Check a record from the wire at unix time `now`. Raises RecordError.
-
-        The time to live starts at `issued`. Both ends of the validity are extended by SKEW, because clocks differ.
-        """
+    def parse(cls, wire: bytes, *, run_id: bytes, now: int | None) -> PeerRecord:
+        """Check a record from the wire at unix time `now`; None: at any time. Raises RecordError."""
         if not SIGNATURE_BYTES < len(wire) <= BODY_BYTES + SIGNATURE_BYTES:
             raise RecordError(f"record of {len(wire)} bytes")
         record = _checked(bytes(wire), run_id)
-        if record.issued > now + SKEW:
-            raise RecordError(f"record issued {record.issued - now} s in the future")
-        if now > record.issued + record.ttl + SKEW:
-            raise RecordError(f"record expired {now - record.issued - record.ttl} s ago")
+        if now is not None:
+            record.check_time(now)
         return record
+
+    def check_time(self, now: int) -> None:
+        """Raise RecordError if the record is not valid at unix time `now`.
+
+        The time to live starts at `issued`. Both ends of the validity are extended by SKEW, because clocks differ.
+        """
+        if self.issued > now + SKEW:
+            raise RecordError(f"record issued {self.issued - now} s in the future")
+        if now > self.issued + self.ttl + SKEW:
+            raise RecordError(f"record expired {now - self.issued - self.ttl} s ago")
 
 
 @lru_cache(maxsize=8192)

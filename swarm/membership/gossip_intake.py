@@ -106,9 +106,12 @@ class GossipIntake:
         if not asked and not self._within_budget(source, now):
             return None
         try:
-            return PeerRecord.parse(item[1:], run_id=self._run_id, now=self._wall())
+            record = PeerRecord.parse(item[1:], run_id=self._run_id, now=None)
+            if record.peer_id != self._table.me:
+                record.check_time(self._wall())
         except RecordError:
             return None
+        return record  # Ours counts at any time: if our clock was wrong before, the next one must have a higher sequence.
 
     def _proof(self, source: PeerId, item: bytes, now: float) -> None:
         if not self._within_budget(source, now):

@@ -448,6 +448,21 @@ def test_new_record_ends_suspicion_and_revives_dead() -> None:
     assert roster.peers.is_live(NAMES[1]) and roster.peers.view.number == number + 2 and roster.peers.dead == []
 
 
+def test_record_that_an_earlier_process_issued_with_a_wrong_clock_is_exceeded() -> None:
+    """A peer whose clock was wrong, too, may have accepted it. It ignores all of ours until one has a higher sequence."""
+    roster = _alone(others=2)
+    future = PeerRecord.create(
+        IDENTITIES[0], run_id=RUN, addresses=record(0).addresses, sequence=10**9, issued=EPOCH + 4000
+    )
+    roster.handle(NAMES[1], Gossip((future.item,)), 1.0)
+    roster.tick(1.0)
+    assert roster.record.sequence > 10**9 and roster.record.issued == EPOCH
+    other = PeerRecord.create(IDENTITIES[2], run_id=RUN, addresses=(), sequence=10**9, issued=EPOCH + 4000)
+    roster.handle(NAMES[1], Gossip((other.item,)), 1.0)
+    known = roster.peers.record_of(NAMES[2])
+    assert known is not None and known.sequence == 1
+
+
 def test_two_records_of_one_sequence_ban_with_proof() -> None:
     roster = _alone(others=4)
     roster.handle(NAMES[2], Gossip((record(1, 1, port=5000).item,)), 1.0)
