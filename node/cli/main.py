@@ -9,6 +9,7 @@ annotations. `sim` and `plan` come from the simulator this way.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -165,6 +166,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     A command whose reader (head, less) closes the pipe ends without a message.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the parent process, as in `2>&-`
+            setattr(sys, name, open(os.devnull, "w"))
     try:
         return _run(arguments)
     except BrokenPipeError:

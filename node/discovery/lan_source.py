@@ -44,28 +44,27 @@ class LanSource:
             )
         self._host = host
         self._zeroconf: AsyncZeroconf | None = None
+        """Announces our service, once there is one."""
         self._published: AsyncServiceInfo | None = None
 
     def _open(self) -> AsyncZeroconf:
         from zeroconf import InterfaceChoice
         from zeroconf.asyncio import AsyncZeroconf
 
-        if self._zeroconf is None:
-            chosen: Any = InterfaceChoice.All if self._host in ("0.0.0.0", "::") else [self._host]
-            try:
-                self._zeroconf = AsyncZeroconf(interfaces=chosen)
-            except (OSError, RuntimeError) as error:
-                raise DirectoryError(
-                    f"no multicast from {self._host}: {error}", "choose --host, or leave out --lan"
-                ) from None
-        return self._zeroconf
+        chosen: Any = InterfaceChoice.All if self._host in ("0.0.0.0", "::") else [self._host]
+        try:
+            return AsyncZeroconf(interfaces=chosen)
+        except (OSError, RuntimeError) as error:
+            raise DirectoryError(
+                f"no multicast from {self._host}: {error}", "choose --host, or leave out --lan"
+            ) from None
 
     async def publish(self, card: RunCard) -> None:
         """Register the service, or update its TXT record."""
         from zeroconf import Error
         from zeroconf.asyncio import AsyncServiceInfo
 
-        zeroconf = self._open()
+        zeroconf = self._zeroconf = self._zeroconf or self._open()
         info = AsyncServiceInfo(
             SERVICE,
             f"{card.record.peer_id.hex()[:24]}-{card.run_id.hex()[:24]}.{SERVICE}",
@@ -90,11 +89,21 @@ class LanSource:
         return await self.cards()
 
     async def cards(self) -> Sequence[bytes]:
-        """Return the cards of the services that answer within LOOK_SECONDS."""
+        """Return the cards of the services that answer within LOOK_SECONDS.
+
+        Each call begins without stored answers: otherwise a flood of made-up names would hide all others for an hour.
+        """
+        zeroconf = self._open()
+        try:
+            return await self._cards(zeroconf)
+        finally:
+            await zeroconf.async_close()
+
+    async def _cards(self, zeroconf: AsyncZeroconf) -> Sequence[bytes]:
         from zeroconf import Error, ServiceStateChange
         from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo
 
-        zeroconf, names = self._open(), set[str]()
+        names = set[str]()
 
         def seen(zeroconf: object, service_type: str, name: str, state_change: ServiceStateChange) -> None:
             if len(names) < MOST_SERVICES:

@@ -142,7 +142,7 @@ FULL_HINT = (
 
 BANNED_HINT = (
     "the members of this run exclude this key for good. If it was used on two machines, or its run folder was restored from a "
-    "copy, join with another one: --home DIR"
+    "copy, join with another one: --home DIR. If the author of the run has revoked it, ask the author"
 )
 
 ADVICE = {

@@ -111,6 +111,12 @@ class Timed(Protocol):
 STOPPED_SECONDS = 5.0
 """Seconds without a tick after which an event reports that this process did not run."""
 
+RELAY_SECONDS = 3.0
+"""Seconds in which control messages come over a relay and overdue data does not, until the relay is left.
+
+After an outage, control messages come before the data.
+"""
+
 TOLD_SECONDS = 5.0
 """Seconds in which a banned peer that still sends gets the reason; then its link is closed."""
 
@@ -148,6 +154,8 @@ class Presence:
         self.ban_reason = ""
         self._told_until: dict[PeerId, float] = {}
         """Banned peers, each with the time until which it is told the reason."""
+        self._relay_silent: dict[PeerId, tuple[int, float]] = {}
+        """Peers that send control messages over a relay and not the data that they owe us: bytes before, and since when."""
         self._last_message_at: dict[PeerId, float] = {}
         """Time of the last message of each peer, present or not."""
         self.watch = (
@@ -230,8 +238,15 @@ class Presence:
             handler.on_frame(peer, frame)
 
     def _check_relay(self, peer: PeerId) -> None:
-        """Leave the relay of a peer that sends control messages, while none of the data that it owes us comes."""
-        if self.send_queue.debtors.pop(peer) == self.transport.bulk_received(peer):
+        """Leave the relay of a peer whose control messages come for RELAY_SECONDS, and none of the data that it owes us."""
+        owed, now = self.send_queue.debtors[peer], self._now()
+        before, since = self._relay_silent.pop(peer, (owed, now))
+        if self.transport.bulk_received(peer) != owed:
+            del self.send_queue.debtors[peer]
+        elif before != owed or now - since < RELAY_SECONDS:
+            self._relay_silent[peer] = owed, since if before == owed else now
+        else:
+            del self.send_queue.debtors[peer]
             self.transport.leave_circuit(peer)
 
     def silence_of(self, peer: PeerId) -> float:
@@ -269,6 +284,7 @@ class Presence:
         self.wake()
         self.live.discard(peer)
         self.send_queue.drop(peer)
+        self._relay_silent.pop(peer, None)
         if self.watch is not None:
             self.watch.on_link_down(peer)
         for handler in self._handlers:
@@ -334,13 +350,13 @@ class Presence:
                 self.ban_reason = event.detail
                 self.banned.set()
             elif event.kind == "pardoned":
-                self._told_until.pop(event.peer, None)
-                self.transport.allow(event.peer)
+                self._allow(event.peer)
             elif event.kind in ("dead", "left", "banned"):
                 self._lose(event.peer, gone=event.kind == "left")
                 self.transport.leave_relay(event.peer)
-                if event.peer not in roster.peers.entries:
-                    self.transport.drop(event.peer, event.detail)  # Another peer has its place.
+                if event.peer not in roster.peers.entries:  # Another peer has its place.
+                    self.transport.drop(event.peer, event.detail)
+                    self._allow(event.peer)
                 if event.kind == "banned":
                     self._told_until[event.peer] = self._now() + TOLD_SECONDS
             elif event.kind in ("duplicate", "yielded"):
@@ -350,6 +366,11 @@ class Presence:
         if self._shown is not self.roster.record:
             self._shown = self.roster.record
             self.transport.learn(self._shown)
+
+    def _allow(self, peer: PeerId) -> None:
+        """Forget that a peer was banned."""
+        self._told_until.pop(peer, None)
+        self.transport.allow(peer)
 
     def spans(self) -> tuple[Span, ...]:
         """Return our measurements of links to other peers."""

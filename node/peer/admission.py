@@ -361,9 +361,9 @@ class Admission:
         items = self.presence.roster.ban_items
         if items == self._stored_bans:
             return False
-        self._stored_bans = items
         try:
             self._ban_file.save(items)
+            self._stored_bans = items
         except OSError as error:
             self._emit("alarm", {"detail": f"cannot store the evidence against banned peers: {error.strerror}"})
         return True

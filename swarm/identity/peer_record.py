@@ -142,6 +142,16 @@ class PeerRecord:
             raise RecordError(f"record expired {now - self.issued - self.ttl} s ago")
 
 
+def claimed_peer(wire: bytes) -> PeerId | None:
+    """Return the id in a record whose signature was not checked; None if it is malformed."""
+    data = wire[:-SIGNATURE_BYTES]
+    try:
+        body = _decode_named(data) if data[:1] == _NAMED else _decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return peer_id_of(body.public_key)
+
+
 @lru_cache(maxsize=8192)
 def _checked(wire: bytes, run_id: bytes) -> PeerRecord:
     """Check everything that does not depend on time; cached, so that equal bytes are verified once."""

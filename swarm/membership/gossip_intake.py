@@ -111,10 +111,12 @@ class GossipIntake:
                 record.check_time(self._wall())
         except RecordError:
             return None
-        return record  # Ours counts at any time: if our clock was wrong before, the next one must have a higher sequence.
+        return (
+            record  # Ours counts at any time: if our clock was wrong before, the next one must have a higher sequence.
+        )
 
     def _proof(self, source: PeerId, item: bytes, now: float) -> None:
-        if not self._within_budget(source, now):
+        if gossip_items.accused(item) not in self._table.entries or not self._within_budget(source, now):
             return
         pair = gossip_items.read_proof(item, self._run_id, self._wall())
         if pair is not None and pair[0].peer_id != self._table.me:

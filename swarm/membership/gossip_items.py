@@ -16,8 +16,8 @@ from typing import TypeAlias
 import msgspec
 from thinwire.swarm import evidence
 from thinwire.swarm.identity.identity import SIGNATURE_BYTES, Identity, verify
-from thinwire.swarm.identity.peer_record import ITEM, PeerRecord, RecordError
-from thinwire.swarm.messages.registry import U53, Evidence, Id, Verdict
+from thinwire.swarm.identity.peer_record import ITEM, PeerRecord, RecordError, claimed_peer
+from thinwire.swarm.messages.registry import U53, Evidence, Id, PeerId, Verdict
 
 MAX_BYTES = 3072
 """Maximum size of an item."""
@@ -107,6 +107,11 @@ def proof_item(one: PeerRecord, other: PeerRecord) -> bytes:
 def is_proof(item: bytes) -> bool:
     """Return True if an item is a proof of two records with one sequence."""
     return item[:1] == bytes([PROOF])
+
+
+def accused(proof: bytes) -> PeerId | None:
+    """Return the peer that a proof is about, before it is checked; None if it is malformed."""
+    return claimed_peer(proof[3 : 3 + int.from_bytes(proof[1:3], "big")])
 
 
 def read_proof(item: bytes, run_id: bytes, now: int) -> tuple[PeerRecord, PeerRecord] | None:

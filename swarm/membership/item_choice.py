@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from thinwire.swarm.membership.broadcast_queue import BroadcastQueue
+from thinwire.swarm.membership.gossip_items import is_proof
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.membership.transitions import Transitions
 from thinwire.swarm.messages.registry import PeerId
@@ -68,11 +69,12 @@ class ItemChoice:
         """Yield the items of the whole table, for a PushPull."""
         table, exclusions = self._table, self._transitions.exclusions
         yield table.own.record.item
+        yield from exclusions.revoked.values()
         recent = 2 * self._preset.push_pull(table.live.size) + self._preset.gossip_to_dead
         for entry in table.entries.values():
             if entry.live:
                 yield entry.record.item
-            if entry.state_item and (entry.live or entry.state == "banned" or now - entry.since < recent):
+            lasts = entry.live or (entry.state == "banned" and not is_proof(entry.state_item))
+            if entry.state_item and (lasts or now - entry.since < recent):
                 yield entry.state_item
-        yield from exclusions.revoked.values()
         yield from exclusions.gossip_items_on_unknown(table.entries)

@@ -33,9 +33,10 @@ class Event(NamedTuple):
     """Event that concerns `peer`.
 
     Kinds: joined, updated (its record), suspect, refuted, dead, left; banned, with the reason, also of this peer itself;
-    pardoned: the verdict against it has ended. revoked: `peer` is the id, or the start of the id, of a peer or an invite
-    whose admission the author has revoked. duplicate: another process uses our key and its record is newer, so this process
-    should stop. yielded: another process that used our key has stopped because this one started later.
+    pardoned: its ban has ended, with the lineage of a verdict or with the records of a proof. revoked: `peer` is the id, or
+    the start of the id, of a peer or an invite whose admission the author has revoked. duplicate: another process uses our
+    key and its record is newer, so this process should stop. yielded: another process that used our key has stopped because
+    this one started later.
     """
 
     kind: EventKind
@@ -129,9 +130,10 @@ class PeerTable:
         entries = self.entries
         return (entries[peer].record for peer in (entries if peers is None else peers) if peer in entries)
 
-    def states(self) -> dict[PeerId, State]:
-        """Return the state of every other known peer, in order of id."""
-        return {peer: self.entries[peer].state for peer in sorted(self.entries)}
+    def states(self, *, banned: int | None = None) -> dict[PeerId, State]:
+        """Return the state of every other known peer, in order of id. `banned`: most banned ones, the last; None: all."""
+        left_out = list(self._banned)[: max(0, len(self._banned) - banned)] if banned is not None else ()
+        return {peer: self.entries[peer].state for peer in sorted(self.entries.keys() - left_out)}
 
     def progress_of(self, peer: PeerId) -> int:
         """Return the round that a peer last reported, or 0."""

@@ -111,6 +111,10 @@ class Transitions:
         if record.sequence <= max(entry.void_sequence, entry.record.sequence):
             return False
         was, moved = entry.state, record.addresses != entry.record.addresses
+        if was in ("dead", "left"):
+            if not self._make_room(record, network, authenticated=authenticated):
+                return False
+            entry.network, entry.linked = network, False
         table.known_items.discard(entry.record.item)
         self._suspects.end(peer, now, refuted=True)
         entry.record, entry.state_item = record, b""
@@ -392,5 +396,7 @@ class Transitions:
             and now - entry.since > self._preset.tombstone
         ]
         for peer in old:
+            if self.table.entries[peer].state == "banned":
+                self.events.append(Event("pardoned", peer, "the proof has expired"))
             self.table.remove(peer)
         return old

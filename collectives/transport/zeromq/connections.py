@@ -25,6 +25,9 @@ from thinwire.swarm.identity.address import source_of, split_address
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.messages.registry import VERSION, Hello, PeerId, Refuse, Welcome
 
+FORGOTTEN = b""
+"""In place of the id: all peers whose traffic is not counted separately any more."""
+
 HERE = ""
 """Endpoint of a Welcome to a peer that already has a link."""
 
@@ -54,6 +57,7 @@ class Connections:
         self._awaited: dict[PeerId, asyncio.Future[None]] = {}
         self._sessions: dict[bytes, Link] = {}
         self._traffic: dict[PeerId, Traffic] = {}
+        """Traffic of links that have ended."""
         self._loop = asyncio.get_running_loop()
         self._random = random.SystemRandom()
         self._quiet = asyncio.Event()
@@ -183,12 +187,19 @@ class Connections:
         if link.relay and RELAY_STUCK in reason:
             self._sockets.circuits.avoid(link.relay, peer)
         if link.was_ready:
-            self._traffic[peer] = self._traffic.get(peer, Traffic()) + link.traffic()
+            self._count(peer, link.traffic())
         if self.links.get(peer) is link:
             del self.links[peer]
             self._sockets.circuits.relay.forget(peer, waiting=True)
             if not self._closed:
                 self._sockets.receive_queue.put(Arrival(peer, None, reason, link.relay), 0)
+
+    def _count(self, peer: PeerId, traffic: Traffic) -> None:
+        """Add the traffic of a link that has ended; if these are of too many peers, the oldest ones become one sum."""
+        self._traffic[peer] = self._traffic.get(peer, Traffic()) + traffic
+        if len(self._traffic) > self._sockets.limits.peers:
+            oldest = next((one for one in self._traffic if one and one not in self.links), peer)
+            self._traffic[FORGOTTEN] = self._traffic.get(FORGOTTEN, Traffic()) + self._traffic.pop(oldest)
 
     def _gone(self, link: Link) -> None:
         self._leaving.discard(link)

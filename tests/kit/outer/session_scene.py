@@ -113,7 +113,7 @@ class Scene:
             ban_items=(),
             record=SimpleNamespace(sequence=sequence, peer_id=ME),
             on_trial=lambda peer: peer in self.newcomers,
-            protect=lambda peers: None,
+            protect=lambda peers, failed: None,
             progress=0,
         )
         presence = SimpleNamespace(

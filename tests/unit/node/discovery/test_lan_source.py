@@ -24,7 +24,10 @@ class Browser:
 
 def test_services_with_names_that_are_not_allowed_are_ignored(monkeypatch):
     """Anyone in the network can announce them."""
-    asked = []
+    asked, ended = [], []
+
+    async def close():
+        ended.append(len(asked))
 
     class Info(zeroconf_asyncio.AsyncServiceInfo):
         def __init__(self, service, name):
@@ -33,8 +36,13 @@ def test_services_with_names_that_are_not_allowed_are_ignored(monkeypatch):
         async def async_request(self, zeroconf, milliseconds):
             asked.append(self.name)
 
-    monkeypatch.setattr(zeroconf_asyncio, "AsyncZeroconf", lambda interfaces: SimpleNamespace(zeroconf=None))
+    monkeypatch.setattr(
+        zeroconf_asyncio, "AsyncZeroconf", lambda interfaces: SimpleNamespace(zeroconf=None, async_close=close)
+    )
     monkeypatch.setattr(zeroconf_asyncio, "AsyncServiceBrowser", Browser)
     monkeypatch.setattr(zeroconf_asyncio, "AsyncServiceInfo", Info)
     monkeypatch.setattr(lan_source, "LOOK_SECONDS", 0)
-    assert asyncio.run(LanSource("127.0.0.1").cards()) == [b"card"] and asked == [NAMES[-1]]
+    source = LanSource("127.0.0.1")
+    assert asyncio.run(source.cards()) == [b"card"] and asked == [NAMES[-1]]
+    asyncio.run(source.cards())
+    assert ended == [1, 2], "names of a flood are not stored for the next search"

@@ -13,7 +13,7 @@ from thinwire.collectives.allreduce.service import OPERATIONS
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.transport.interface import REFUSED, RELAY_STUCK, RESET, Arrival
 from thinwire.node.membership.peer_diagnosis import CLOCK_SECONDS
-from thinwire.node.membership.presence import STOPPED_SECONDS, Family, Handler, Presence, family_of
+from thinwire.node.membership.presence import RELAY_SECONDS, STOPPED_SECONDS, Family, Handler, Presence, family_of
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame, sign_message
 from thinwire.swarm.identity.admission_token import AdmissionPolicy
@@ -240,6 +240,9 @@ async def test_relay_is_left_if_a_peer_that_owes_data_sends_control_messages_and
         for _ in range(2):
             await scene.come(ANN, Behind(2))
             await scene.come(BEN, Behind(2))
+            assert not scene.transport.left_circuits, "the data may be late, after an outage"
+            await asyncio.sleep(RELAY_SECONDS / 2)
+        await scene.come(ANN, Behind(2))
         assert scene.transport.left_circuits == [ANN] and scene.presence.send_queue.debtors == {CAT: 0}
         await scene.come(CAT, Behind(1))
         scene.transport.arrivals.put_nowait(Arrival(CAT, None, RELAY_STUCK, BEN))
@@ -677,6 +680,21 @@ async def test_link_of_a_peer_with_two_records_is_closed_at_once_since_there_is_
 
 
 @simulated
+async def test_relay_that_passes_on_late_data_is_not_left():
+    scene = Scene()
+    async with scene.running():
+        await scene.come(ANN, Behind(1))
+        scene.transport.received, scene.presence.send_queue.debtors = {ANN: 7}, {ANN: 7}
+        await scene.come(ANN, Behind(2))
+        await asyncio.sleep(RELAY_SECONDS * 2)
+        scene.transport.received[ANN] = 8
+        await scene.come(ANN, Behind(2))
+        scene.presence.send_queue.debtors[ANN] = 8  # of a later round
+        await scene.come(ANN, Behind(2))
+        assert not scene.transport.left_circuits
+
+
+@simulated
 async def test_link_of_a_peer_whose_place_another_one_has_taken_is_closed():
     """A peer that is only dead keeps its link: over this it may refute."""
     scene = Scene(others=2)
@@ -686,6 +704,7 @@ async def test_link_of_a_peer_whose_place_another_one_has_taken_is_closed():
             Event("dead", ANN, "own probe failed"), Event("dead", CAT, "forgotten: it has failed on trial")
         )
         assert scene.transport.dropped == [(CAT, "forgotten: it has failed on trial", False)]
+        assert scene.transport.allowed == [CAT], "nothing more is stored about it"
 
 
 @simulated

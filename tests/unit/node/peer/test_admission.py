@@ -1,6 +1,7 @@
 """Admission of a peer to its run, up to the answers of the peers that it knows; tests/swarms run whole peers."""
 
 import asyncio
+import errno
 import random
 from types import SimpleNamespace
 
@@ -257,3 +258,26 @@ def test_bans_are_stored_at_once_and_then_at_intervals(tmp_path, monkeypatch):
 
     virtual_loop.run(main(), seed=1)
     assert [count for _, count in writes] == [1, 100] and writes[1][0] - writes[0][0] == pytest.approx(15.0)
+
+
+def test_bans_that_could_not_be_written_are_written_later(tmp_path, monkeypatch):
+    signed, full, writes = sign(b"", AUTHOR), [True], []
+
+    def save(file, items):
+        if full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        writes.append(items)
+
+    async def main():
+        admission = Knocking(signed, tmp_path, transport=SimpleNamespace())
+        monkeypatch.setattr(BanFile, "save", save)
+        await admission.found(signed, None)
+        admission.presence.roster.ban_items = (b"one",)
+        admission.save_bans()
+        assert not writes
+        full[0] = False
+        await admission.tasks.pop()
+        assert writes == [(b"one",)]
+        admission.tasks.pop().close()
+
+    virtual_loop.run(main(), seed=1)

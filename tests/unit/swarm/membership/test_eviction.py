@@ -10,10 +10,10 @@ from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, to
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
 from thinwire.swarm.identity.peer_record import PeerRecord
-from thinwire.swarm.membership import transitions
+from thinwire.swarm.membership import gossip_items, transitions
 from thinwire.swarm.membership.presets import WAN
 from thinwire.swarm.membership.swim import Roster
-from thinwire.swarm.messages.registry import MAX_ENDORSED
+from thinwire.swarm.messages.registry import MAX_ENDORSED, Gossip
 
 AUTHOR, ME = IDENTITIES[:2]
 POLICY = AdmissionPolicy(RUN, AUTHOR.public_key, 0, 8, 4)
@@ -41,6 +41,10 @@ def enter(roster, identity, source="", **shown):
     """Let a peer visit our gate and connect."""
     knock(roster, identity, source, **shown)
     roster.on_link_up(identity.peer_id)
+
+
+def departure(identity, sequence):
+    return gossip_items.sign(gossip_items.Departure(identity.peer_id, sequence), identity, RUN)
 
 
 def vouched(identity):
@@ -144,6 +148,20 @@ def test_newcomer_takes_the_place_of_one_that_has_failed_which_takes_none():
     roster.events.clear()
     roster.learn(record(next(one for one in liars if one.peer_id == gone), sequence=2), 2.0, authenticated=True)
     assert not roster.events and roster.peers.is_live(honest.peer_id)
+
+
+def test_peers_on_trial_that_come_back_need_a_place():
+    """Otherwise a network could have any number of keys: by departures, and returns that others report."""
+    roster = roster_of()
+    for number, identity in enumerate(STRANGERS[:12]):
+        enter(roster, identity, f"203.0.113.{number}")
+        roster.handle(identity.peer_id, Gossip((departure(identity, 1),)), 1.0)
+    assert not roster.peers.others
+    for number, identity in enumerate(STRANGERS[:12]):
+        if number % 2:
+            roster.learn(record(identity, sequence=2), 2.0)
+        enter(roster, identity, f"203.0.113.{number}", sequence=3)
+    assert len(roster.peers.others) == POLICY.per_network
 
 
 def test_newcomers_never_take_the_place_of_a_member_that_is_only_told_of(monkeypatch):

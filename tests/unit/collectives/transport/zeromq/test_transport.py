@@ -14,7 +14,7 @@ import msgspec
 import psutil
 import pytest
 import uvloop
-from kit.wire import Peer
+from kit.wire import Peer, until
 from thinwire.collectives.transport.addresses.name_resolver import NameResolver
 from thinwire.collectives.transport.zeromq import record_writer
 from thinwire.collectives.transport.zeromq import transport as zmq_transport
@@ -500,6 +500,22 @@ def test_control_messages_of_rounds_use_a_separate_stream(wire):
         assert {Ask, Vote, ResultRecord} < EXPRESS_KINDS and not {Ping, Gossip, Chunk} & EXPRESS_KINDS
         totals = [peer.transport.totals() for peer in (first, second)]
         assert totals[0] == totals[1][::-1], "bytes by that stream are counted"
+
+    wire.run(work)
+
+
+def test_traffic_of_many_former_peers_becomes_one_sum(wire):
+    async def work():
+        first = await wire.peer(1, limits=Limits(peers=2))
+        for number in range(2, 7):
+            other = await wire.peer(number)
+            await other.meet(first)
+            await other.ping(first)
+            await other.transport.close()
+            await until(lambda other=other: other.id not in first.links)
+        by_peer = first.transport.by_peer()
+        assert len(by_peer) == 3 and by_peer[b""][1] > by_peer[other.id][1] > 0
+        assert sum(down for _, down in by_peer.values()) == first.transport.totals()[1]
 
     wire.run(work)
 
