@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Mapping, Sequence
 
-from thinwire.swarm.identity.address import scope_of, split_address, subnet_of
+from thinwire.swarm.identity.address import join_address, scope_of, split_address, subnet_of
 from thinwire.swarm.identity.admission_token import AdmissionPolicy
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership.peer_table import PeerEntry
@@ -58,28 +58,30 @@ def evicted_rival(
 
 
 def evicted_from_full_table(entries: Mapping[PeerId, PeerEntry], protected: Collection[PeerId]) -> PeerId | None:
-    """Return a peer to evict from a full table; None if there is none.
+    """Return a peer to evict from a full table, a banned one if possible; None if there is none.
 
     It is a peer outside `protected` that is only known from others, or is not present: dead, gone or banned. If made-up or
     banned keys could fill the table, peers that connect themselves would find no room; if any peer could be evicted,
     members would be lost.
     """
-    for peer, entry in entries.items():
-        if peer not in protected and not (entry.authenticated and entry.live):
-            return peer
-    return None
+    evictable = [
+        peer for peer, entry in entries.items() if peer not in protected and not (entry.authenticated and entry.live)
+    ]
+    return next((peer for peer in evictable if entries[peer].state == "banned"), evictable[0] if evictable else None)
 
 
 def network_of(record: PeerRecord, source: str, *, authenticated: bool) -> str:
     """Return the network of a peer: that of `source`, where it has come from, else of a public address.
 
-    It is the first public address in its record. Private addresses are the same in many homes. They count for a peer that only
-    others have reported: it enters when it comes itself, if there is no place. One that has come over a relay would not, so
-    its network is unknown, "".
+    It is the first public address in its record. That counts, too, if the source is private: then the peer has come through
+    a proxy of ours. Private addresses in a record are the same in many homes. They count for a peer that only others have
+    reported, until it comes itself. A peer that has come over a relay cannot come otherwise, so its network is unknown, "".
     """
     public = [address for address in record.addresses if scope_of(address) == "internet"]
-    known = public or ([] if authenticated else record.addresses)
+    claimed = public or ([] if authenticated else record.addresses)
     try:
-        return subnet_of(source or (split_address(known[0])[0] if known else ""))
+        proxied = public and source and scope_of(join_address(source, 1)) != "internet"
+        claims = claimed and (proxied or not source)
+        return subnet_of(split_address(claimed[0])[0] if claims else source)
     except ValueError:
         return ""

@@ -182,7 +182,7 @@ class Transitions:
         self.events.append(Event("left", departure.peer))
 
     def _ban_for_records(self, entry: PeerEntry, other: PeerRecord, now: float) -> None:
-        """Ban a peer that signed two records with the same sequence, permanently, and spread the proof."""
+        """Ban a peer that signed two records with the same sequence, until the proof is purged, and spread it."""
         if entry.state != "banned" or not entry.state_item:
             item = gossip_items.proof_item(entry.record, other)
             self.table.known_items.add(item)
@@ -245,6 +245,7 @@ class Transitions:
         """
         entry = self.table.entries.get(one.peer_id)
         if entry is not None and (entry.state != "banned" or not entry.state_item):
+            self.table.known_items.discard(entry.record.item)
             entry.record = one
             self._ban_for_records(entry, other, now)
 

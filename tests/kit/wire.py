@@ -23,7 +23,7 @@ class Peer:
         self.identity = identity or Identity.generate(bytes([seed]) * 32)
         self.run_id = run_id
         self.verdict = None
-        self.hellos = []
+        self.hellos, self.sources = [], []
         self.limits = limits or Limits()
         self.transport = ZmqTransport(
             self.identity, run_id=run_id, admit=self.admit, wall=wall, limits=self.limits, **options
@@ -33,6 +33,7 @@ class Peer:
 
     def admit(self, hello, record, source):
         self.hellos.append(hello)
+        self.sources.append(source)
         if self.verdict is not None:
             return self.verdict
         return Welcome(self.record.wire, b"the manifest", bytes(32), bytes(64), (), "", "", bytes(32))

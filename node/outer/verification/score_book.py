@@ -35,10 +35,10 @@ PASS = 0.9
 """Part of the highest score after the required evaluations that a newcomer needs."""
 
 FAILURES = 3
-"""Consecutive contributions that do not lower the loss, after which a peer needs one that does.
+"""Consecutive contributions that do not lower the loss, after which a peer needs one that does."""
 
-Also the evaluations after which a newcomer with a bad score has failed.
-"""
+FAILED = -0.1
+"""Score below which a newcomer has failed: two bad evaluations do not reach it, three in a row at the start do."""
 
 LEAST = 0.1
 """Part of the decrease of the loss by another contribution that one must reach, not to lose."""
@@ -174,22 +174,18 @@ class ScoreBook:
 
         Keys are free, so liars may be many. If all were drawn equally often, no honest newcomer would pass among them. Half
         of the draws (`best`) are for the highest score of those that have not passed here. The others are for those with a
-        bad score until they have failed, else for those drawn longest ago.
+        bad score until they may have failed, else for those drawn longest ago.
         """
         score = {peer: self.of(peer).score for peer in newcomers}
         if best and (tried := [peer for peer in newcomers if not self.of(peer).endorsed]):
             return [peer for peer in tried if score[peer] == max(map(score.__getitem__, tried))]
-        unclear = [peer for peer in newcomers if score[peer] < 0.0 and not self.failed(peer)]
+        unclear = [peer for peer in newcomers if score[peer] < 0.0 and self.of(peer).rounds < FAILURES]
         longest = min((self.of(peer).drawn for peer in newcomers), default=0)
         return unclear or [peer for peer in newcomers if self.of(peer).drawn == longest]
 
     def failed(self, newcomer: PeerId) -> bool:
-        """Return True if a newcomer is worse than an unknown one, after some evaluations.
-
-        Others may take its place.
-        """
-        opinion = self.of(newcomer)
-        return opinion.rounds >= FAILURES and opinion.score < 0.0
+        """Return True if a newcomer is much worse than an unknown one, so that others may take its place."""
+        return self.of(newcomer).score < FAILED
 
     def _stored(self, peer: PeerId) -> Opinion:
         if peer not in self.opinions and len(self.opinions) >= MOST:

@@ -18,6 +18,7 @@ from thinwire.sims.peers.false_messages import sessions
 from thinwire.sims.peers.machine import Process
 from thinwire.sims.simulation.world import Run, SimWorld, simulate
 from thinwire.sims.trials.trial import PACE, STALL
+from thinwire.swarm.membership import eviction
 from thinwire.swarm.messages.registry import Ready
 
 ROUNDS = 5
@@ -28,7 +29,8 @@ ROUNDS = 5
 def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """Return a function that plays an open run; the first `old` peers have an invite of the author for their key.
 
-    New peers tell the lie `liar`; `spoiler`: index of an old peer that tells "flip".
+    New peers tell the lie `liar`; `spoiler`: index of an old peer that tells "flip". honest_at: the last
+    new peer is honest, and joins then.
     """
 
     def play(
@@ -40,14 +42,17 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
         at: float = 6.0,
         tables: str = "",
         spoiler: int = -1,
+        honest_at: float = 0.0,
         method: Mapping[str, str] = {"outer": "sync_every = 4", "codec": "fp32"},
     ) -> Run:
         admission = f"[admission]\nmode = 'open'\ntrial_rounds = {ROUNDS}\n{tables or 'trial_per_network = 0'}"
         toml = manifest_of(**method, tables=admission)
         joins = {old + number: at + 0.01 * number for number in range(new)}
+        joins |= {old + new - 1: honest_at} if honest_at else {}
         scenario = swarm_of(old + new, toml, seconds=seconds, parameters=2_000, joins=joins)
+        liars = old + new - bool(honest_at)
         peers = tuple(
-            replace(one, liar=liar if one.index >= old else "flip" if one.index == spoiler else "")
+            replace(one, liar=liar if one.index in range(old, liars) else "flip" if one.index == spoiler else "")
             for one in scenario.peers
         )
         with monkeypatch.context() as patch:
@@ -195,6 +200,17 @@ def test_many_identities_and_liars_on_trial_change_no_result(played, monkeypatch
             assert found[number]["members"] == expected[number]["members"], number
     gone = {event.fields["peer"] for event in events_of(run, "dead", *range(6))}
     assert not gone & {name_of(peer) for peer in range(6)}
+
+
+def test_honest_newcomer_gets_a_place_that_liars_hold_and_becomes_a_member(played, monkeypatch):
+    """All places are taken by keys with links, whose contributions lower no loss."""
+    monkeypatch.setattr(eviction, "MAX_ENDORSED", 4)
+    run = played(3, 6, seconds=150.0, liar="flip", honest_at=12.0)
+    assert {one.oracle for one in run.violations if one.at > 50.0} == {"roster"}, "some have no place"
+    name = name_of(8)[:8]
+    rounds = rounds_of(run, 0)
+    assert any(name in fields["members"] for fields in rounds.values())
+    assert all(name_of(liar)[:8] not in fields["members"] for fields in rounds.values() for liar in range(3, 8))
 
 
 def test_newcomers_of_one_network_have_few_places(played):

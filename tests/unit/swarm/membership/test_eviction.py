@@ -76,11 +76,22 @@ def test_network_of_a_peer_is_the_one_from_which_it_has_come():
         claimed = f"8.8.{number}.5:7000"
         if number % 2:
             roster.learn(record(identity, claimed), 0.0)
-        enter(roster, identity, f"198.18.0.{number}", address=claimed)
+        enter(roster, identity, f"1.2.3.{number}", address=claimed)
     assert len(roster.peers.others) == 8 + POLICY.per_network
     for identity in STRANGERS[20:28]:  # over a relay: there is no source
         enter(roster, identity, address="192.168.0.5:7000")
     assert len(roster.peers.others) == 16 + POLICY.per_network
+
+
+def test_visitors_through_a_proxy_of_ours_count_for_the_networks_in_their_records():
+    """A container with forwarded ports sees one private source."""
+    roster = roster_of()
+    for number, identity in enumerate(STRANGERS[:8]):
+        enter(roster, identity, "172.17.0.1", address=f"8.8.{number}.5:7000")
+    assert len(roster.peers.others) == 8
+    for identity in STRANGERS[8:16]:
+        enter(roster, identity, "172.17.0.1", address="192.168.0.5:7000")
+    assert len(roster.peers.others) == 8 + POLICY.per_network
 
 
 def test_a_quarter_of_the_largest_group_is_on_trial_and_departed_ones_free_their_places():

@@ -94,6 +94,7 @@ def test_two_peers_without_a_route_get_a_link_through_a_third(wire):
         assert await second.chunk(first, back)
         assert await chunk_of(first) == back
         assert relay_of(first, second) == relay.id == relay_of(second, first)
+        assert first.sources + second.sources == [""] and set(relay.sources) == {"127.0.0.1"}
         assert first.transport.relay_of(second.id) == relay.id and first.transport.relay_of(relay.id) is None
         assert relay.transport.lent().carried > len(payload) + len(back)
         sent, received = relay.transport.totals()

@@ -189,7 +189,7 @@ def test_newcomer_fails_after_some_bad_evaluations_until_its_score_is_good():
     assert not book.failed(PEER)
     for number, good in enumerate((False, False, False, True, True, True), 1):
         book.judge_newcomer(PEER, GOOD if good else FLIPPED)
-        assert book.failed(PEER) == (3 <= number < 6)
+        assert book.failed(PEER) == (number == 3)
 
 
 def test_book_is_bounded_and_keeps_members_before_newcomers():
