@@ -9,7 +9,6 @@ annotations. `sim` and `plan` come from the simulator this way.
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ import typer
 from thinwire.node.cli import daemon_commands, model_commands, new_run, run_commands
 from thinwire.node.cli.arguments import CliSession
 from thinwire.node.cli.completion import first_word
-from thinwire.node.runtime.console import discard_unwritable, record_traceback, tell, warn
+from thinwire.node.runtime.console import discard_unwritable, record_traceback, replace_closed, tell, warn
 from thinwire.node.runtime.signals import INTERRUPTED, Termination
 from thinwire.swarm.identity.errors import HintedError
 from typer.core import TyperGroup
@@ -166,9 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     A command whose reader (head, less) closes the pipe ends without a message.
     """
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the parent process, as in `2>&-`
-            setattr(sys, name, open(os.devnull, "w"))
+    replace_closed()
     try:
         return _run(arguments)
     except BrokenPipeError:

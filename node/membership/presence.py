@@ -112,7 +112,7 @@ STOPPED_SECONDS = 5.0
 """Seconds without a tick after which an event reports that this process did not run."""
 
 RELAY_SECONDS = 3.0
-"""Seconds in which control messages come over a relay and overdue data does not, until the relay is left.
+"""Seconds until a relay is left over which control messages come, and overdue data does not.
 
 After an outage, control messages come before the data.
 """
@@ -155,7 +155,10 @@ class Presence:
         self._told_until: dict[PeerId, float] = {}
         """Banned peers, each with the time until which it is told the reason."""
         self._relay_silent: dict[PeerId, tuple[int, float]] = {}
-        """Peers that send control messages over a relay and not the data that they owe us: bytes before, and since when."""
+        """Peers that send control messages over a relay and no data that they owe us.
+
+        With the bytes that had come before, and the time since when this is so.
+        """
         self._last_message_at: dict[PeerId, float] = {}
         """Time of the last message of each peer, present or not."""
         self.watch = (
@@ -238,7 +241,7 @@ class Presence:
             handler.on_frame(peer, frame)
 
     def _check_relay(self, peer: PeerId) -> None:
-        """Leave the relay of a peer whose control messages come for RELAY_SECONDS, and none of the data that it owes us."""
+        """Leave the relay of a peer if its control messages come for RELAY_SECONDS, and no data that it owes us."""
         owed, now = self.send_queue.debtors[peer], self._now()
         before, since = self._relay_silent.pop(peer, (owed, now))
         if self.transport.bulk_received(peer) != owed:

@@ -35,6 +35,13 @@ def warn(message: str) -> None:
     print(f"warning: {_one_line(message)}", file=sys.stderr)
 
 
+def replace_closed() -> None:
+    """Discard the output to streams that the parent process has closed, as in `2>&-`."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))
+
+
 def discard_unwritable() -> None:
     """Discard output that a closed pipe or terminal does not take.
 

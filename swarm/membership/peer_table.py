@@ -131,7 +131,10 @@ class PeerTable:
         return (entries[peer].record for peer in (entries if peers is None else peers) if peer in entries)
 
     def states(self, *, banned: int | None = None) -> dict[PeerId, State]:
-        """Return the state of every other known peer, in order of id. `banned`: most banned ones, the last; None: all."""
+        """Return the state of every other known peer, in order of id.
+
+        banned: most banned peers, the last ones; None: all.
+        """
         left_out = list(self._banned)[: max(0, len(self._banned) - banned)] if banned is not None else ()
         return {peer: self.entries[peer].state for peer in sorted(self.entries.keys() - left_out)}
 

@@ -195,7 +195,7 @@ class Connections:
                 self._sockets.receive_queue.put(Arrival(peer, None, reason, link.relay), 0)
 
     def _count(self, peer: PeerId, traffic: Traffic) -> None:
-        """Add the traffic of a link that has ended; if these are of too many peers, the oldest ones become one sum."""
+        """Add the traffic of a link that has ended; that of the oldest of too many peers becomes one sum."""
         self._traffic[peer] = self._traffic.get(peer, Traffic()) + traffic
         if len(self._traffic) > self._sockets.limits.peers:
             oldest = next((one for one in self._traffic if one and one not in self.links), peer)

@@ -38,7 +38,7 @@ FAILURES = 3
 """Consecutive contributions that do not lower the loss, after which a peer needs one that does."""
 
 FAILED = -0.1
-"""Score below which a newcomer has failed: two bad evaluations do not reach it, three in a row at the start do."""
+"""Score below which a newcomer has failed: that of three bad evaluations at the start, not of two."""
 
 LEAST = 0.1
 """Part of the decrease of the loss by another contribution that one must reach, not to lose."""
