@@ -241,7 +241,7 @@ class Presence:
             handler.on_frame(peer, frame)
 
     def _check_relay(self, peer: PeerId) -> None:
-        """Leave the relay of a peer if its control messages come for RELAY_SECONDS, and no data that it owes us."""
+        """Leave the relay of a peer if control messages come for RELAY_SECONDS, and no overdue data."""
         owed, now = self.send_queue.debtors[peer], self._now()
         before, since = self._relay_silent.pop(peer, (owed, now))
         if self.transport.bulk_received(peer) != owed:
