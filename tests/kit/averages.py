@@ -27,7 +27,7 @@ class Member:
     """Peer with links and a roster, without training."""
 
     def __init__(self, net, index, life=0, address=""):
-        self.identity = Identity.generate(bytes([index]) * 32 if index < 256 else index.to_bytes(2, "big") * 16)
+        self.identity = Identity.generate(bytes([index]) * 32 if index < 256 else index.to_bytes(32, "big"))
         self.id, self.net, loop = self.identity.peer_id, net, virtual_loop.current()
         self.link = (0, 0)
         address = address or f"10.0.{index // 256}.{index % 256}:7000"
