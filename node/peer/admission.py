@@ -83,8 +83,8 @@ class Admission:
         self._revocations = BanFile(directory.revocations, environment.disk)
         self._stored_bans: tuple[bytes, ...] = ()
         """Content of the file of bans, as far as this process knows."""
-        self._bans_wait = False
-        """True if the file of bans was written in the last BANS_SECONDS."""
+        self._bans_wait = self._bans_unsaved = False
+        """Whether the file of bans was written in the last BANS_SECONDS, and whether the last write failed."""
         self._token = b""
         self._former: set[bytes] = set()
         self._claims = frozenset[Contact]()
@@ -363,9 +363,11 @@ class Admission:
             return False
         try:
             self._ban_file.save(items)
-            self._stored_bans = items
+            self._stored_bans, self._bans_unsaved = items, False
         except OSError as error:
-            self._emit("alarm", {"detail": f"cannot store the evidence against banned peers: {error.strerror}"})
+            if not self._bans_unsaved:
+                self._emit("alarm", {"detail": f"cannot store the evidence against banned peers: {error.strerror}"})
+            self._bans_unsaved = True
         return True
 
     async def _save_bans_later(self) -> None:

@@ -31,8 +31,8 @@ NOTABLE = frozenset({"waiting", "waited", "stopped", "wrong chunk"})
 PLAN_SECONDS = 10.0
 """Seconds between two comparisons with the plan: one takes a millisecond, or ten with 64 peers."""
 
-BANNED = 64
-"""Most banned peers in the status, the last ones: strangers can have any number of keys banned."""
+ABSENT = 64
+"""Most peers in the status that are gone or banned, the last ones: strangers can have any number of keys."""
 
 ALARMS = 64
 """Different alarms that the summary at the end lists."""
@@ -219,7 +219,7 @@ class Reporter:
         up, down = peer.traffic()
         lent = peer.presence.transport.lent()
         others, seats, traffic = [], peer.seats(), peer.presence.transport.by_peer()
-        for other, state in session.roster.peers.states(banned=BANNED).items():
+        for other, state in session.roster.peers.states(absent=ABSENT).items():
             record = session.roster.peers.record_of(other)
             ready = session.announced.get(other)
             sent, received = traffic.get(other, (0, 0))

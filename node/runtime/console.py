@@ -36,10 +36,10 @@ def warn(message: str) -> None:
 
 
 def replace_closed() -> None:
-    """Discard the output to streams that the parent process has closed, as in `2>&-`."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))
+    """Replace the standard streams that the parent process has closed, as in `2>&-`, by one without content."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # The new one gets the lowest free number, so that no later file or socket does.
+            setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode, errors="backslashreplace"))
 
 
 def discard_unwritable() -> None:

@@ -7,10 +7,11 @@ whole table is full, a peer that is only known from others, or is not present, i
 
 from __future__ import annotations
 
+import ipaddress
 import random
 from collections.abc import Collection, Mapping, Sequence
 
-from thinwire.swarm.identity.address import join_address, scope_of, split_address, subnet_of
+from thinwire.swarm.identity.address import is_ip, scope_of, split_address, subnet_of
 from thinwire.swarm.identity.admission_token import AdmissionPolicy
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership.peer_table import PeerEntry
@@ -58,7 +59,7 @@ def evicted_rival(
 
 
 def evicted_from_full_table(entries: Mapping[PeerId, PeerEntry], protected: Collection[PeerId]) -> PeerId | None:
-    """Return a peer to evict from a full table, a banned one if possible; None if there is none.
+    """Return a peer to evict from a full table, the one banned last if possible; None if there is none.
 
     It is a peer outside `protected` that is only known from others, or is not present: dead, gone or banned. If made-up or
     banned keys could fill the table, peers that connect themselves would find no room; if any peer could be evicted,
@@ -67,21 +68,26 @@ def evicted_from_full_table(entries: Mapping[PeerId, PeerEntry], protected: Coll
     evictable = [
         peer for peer, entry in entries.items() if peer not in protected and not (entry.authenticated and entry.live)
     ]
-    return next((peer for peer in evictable if entries[peer].state == "banned"), evictable[0] if evictable else None)
+    banned = [peer for peer in evictable if entries[peer].state == "banned"]
+    return max(banned, key=lambda peer: entries[peer].since, default=evictable[0] if evictable else None)
 
 
 def network_of(record: PeerRecord, source: str, *, authenticated: bool) -> str:
-    """Return the network of a peer: that of `source`, where it has come from, else of a public address.
+    """Return the network of a peer; empty if it is unknown.
 
-    It is the first public address in its record. That counts, too, if the source is private: then the peer has come through
-    a proxy of ours. Private addresses in a record are the same in many homes. They count for a peer that only others have
-    reported, until it comes itself. A peer that has come over a relay cannot come otherwise, so its network is unknown, "".
+    It is the network of `source`, from where the peer has come to our gate. The first public address in its record counts if
+    there is no source, or if that is private, since then the peer has come through a proxy of ours. Private addresses in a
+    record are the same in many homes. They count for a peer that only others have reported, until it comes to our gate. A
+    peer that comes over a relay (`authenticated` without a source) never does, so its network is unknown.
     """
-    public = [address for address in record.addresses if scope_of(address) == "internet"]
-    claimed = public or ([] if authenticated else record.addresses)
+    public = [address for address in record.addresses if is_ip(address) and scope_of(address) == "internet"]
+    claimed = public or (() if authenticated else record.addresses)
+    host = split_address(claimed[0])[0] if claimed else ""
     try:
-        proxied = public and source and scope_of(join_address(source, 1)) != "internet"
-        claims = claimed and (proxied or not source)
-        return subnet_of(split_address(claimed[0])[0] if claims else source)
+        return subnet_of(source if source and not (public and _private(source)) else host)
     except ValueError:
         return ""
+
+
+def _private(host: str) -> bool:
+    return not ipaddress.ip_address(host).is_global

@@ -71,7 +71,10 @@ class GossipIntake:
             kind = item[0] if item else 0
             if kind == gossip_items.RECORD:
                 record = self._record(source, item, now, table)
-                if record is not None and self._transitions.accept(record, now, first_table=first_table):
+                if record is None:
+                    continue
+                own = record.peer_id == source
+                if self._transitions.accept(record, now, authenticated=own, first_table=first_table):
                     joined.append(record.peer_id)
             elif kind == gossip_items.PROOF:
                 self._proof(source, item, now)
@@ -107,16 +110,20 @@ class GossipIntake:
             return None
         try:
             record = PeerRecord.parse(item[1:], run_id=self._run_id, now=None)
-            if record.peer_id != self._table.me:
-                record.check_time(self._wall())
         except RecordError:
             return None
-        return (
-            record  # Ours counts at any time: if our clock was wrong before, the next one must have a higher sequence.
-        )
+        try:
+            record.check_time(self._wall())
+        except RecordError:
+            if record.peer_id == self._table.me:
+                self._transitions.exceed(record, now)
+            return None
+        return record
 
     def _proof(self, source: PeerId, item: bytes, now: float) -> None:
-        if gossip_items.accused(item) not in self._table.entries or not self._within_budget(source, now):
+        peer = gossip_items.accused(item)
+        entry = self._table.entries.get(peer) if peer is not None else None
+        if entry is None or (entry.state == "banned" and entry.state_item) or not self._within_budget(source, now):
             return
         pair = gossip_items.read_proof(item, self._run_id, self._wall())
         if pair is not None and pair[0].peer_id != self._table.me:

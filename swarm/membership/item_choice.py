@@ -13,6 +13,9 @@ from thinwire.swarm.messages.registry import PeerId
 PIGGYBACK_ITEMS, BATCH_ITEMS = 8, 32
 """Maximum number of items in a probe or its answer, and in a Gossip message, see messages.membership."""
 
+PROOFS = 64
+"""Most proofs in a table, the last ones; a few more if several are equally old."""
+
 
 class ItemChoice:
     """Chooser of items from the table of peers and from the `queue` of items to spread."""
@@ -71,10 +74,15 @@ class ItemChoice:
         yield table.own.record.item
         yield from exclusions.revoked.values()
         recent = 2 * self._preset.push_pull(table.live.size) + self._preset.gossip_to_dead
+        # Keys are free, so proofs against them may be many.
+        proofs = sorted(entry.since for entry in table.entries.values() if is_proof(entry.state_item))
+        since = proofs[-PROOFS:][0] if proofs else 0.0
         for entry in table.entries.values():
             if entry.live:
                 yield entry.record.item
-            lasts = entry.live or (entry.state == "banned" and not is_proof(entry.state_item))
-            if entry.state_item and (lasts or now - entry.since < recent):
+            counts = entry.live or entry.state == "banned" or now - entry.since < recent
+            if is_proof(entry.state_item):
+                counts = entry.since >= since
+            if entry.state_item and counts:
                 yield entry.state_item
         yield from exclusions.gossip_items_on_unknown(table.entries)

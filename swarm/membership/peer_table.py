@@ -130,12 +130,13 @@ class PeerTable:
         entries = self.entries
         return (entries[peer].record for peer in (entries if peers is None else peers) if peer in entries)
 
-    def states(self, *, banned: int | None = None) -> dict[PeerId, State]:
+    def states(self, *, absent: int | None = None) -> dict[PeerId, State]:
         """Return the state of every other known peer, in order of id.
 
-        banned: most banned peers, the last ones; None: all.
+        absent: most peers that are not in the view, the last ones to depart; None: all.
         """
-        left_out = list(self._banned)[: max(0, len(self._banned) - banned)] if banned is not None else ()
+        gone = sorted((entry.since, peer) for peer, entry in self.entries.items() if not entry.live)
+        left_out = {peer for _, peer in gone[: max(0, len(gone) - absent)]} if absent is not None else set()
         return {peer: self.entries[peer].state for peer in sorted(self.entries.keys() - left_out)}
 
     def progress_of(self, peer: PeerId) -> int:
@@ -175,6 +176,7 @@ class PeerTable:
         peer, was_live = entry.record.peer_id, entry.live
         entry.state, entry.since = state, now
         if was_live and not entry.live:
+            entry.linked = False
             self.live.remove(peer)
         elif entry.live and not was_live:
             self.live.add(peer)

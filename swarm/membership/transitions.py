@@ -87,6 +87,8 @@ class Transitions:
             return False
         entry = table.entries.get(peer)
         network = eviction.network_of(record, source, authenticated=authenticated)
+        if entry is not None and entry.network and not source:
+            network = entry.network
         if self.exclusions.refusal(record):
             return False
         if entry is not None and source and entry.live and not entry.linked:
@@ -113,8 +115,9 @@ class Transitions:
         was, moved = entry.state, record.addresses != entry.record.addresses
         if was in ("dead", "left"):
             if not self._make_room(record, network, authenticated=authenticated):
+                self._remove(peer)
                 return False
-            entry.network, entry.linked = network, False
+            entry.network = network
         table.known_items.discard(entry.record.item)
         self._suspects.end(peer, now, refuted=True)
         entry.record, entry.state_item = record, b""
@@ -187,6 +190,10 @@ class Transitions:
             item = gossip_items.proof_item(entry.record, other)
             self.table.known_items.add(item)
             self._ban(entry, item, f"two records with sequence {other.sequence}", now)
+
+    def _by_proof(self, peer: PeerId, entry: PeerEntry) -> bool:
+        """Return True if a peer is banned by a proof only."""
+        return gossip_items.is_proof(entry.state_item) and peer not in self.exclusions.ban_items
 
     def _ban(self, entry: PeerEntry, item: bytes, reason: str, now: float) -> None:
         peer = entry.record.peer_id
@@ -281,6 +288,14 @@ class Transitions:
             self.events.append(Event("duplicate", self.table.me, f"our key is in use at {', '.join(record.addresses)}"))
 
     # --- items about others
+
+    def exceed(self, record: PeerRecord, now: float) -> None:
+        """Issue a record above a validated one in our name, which an earlier process issued while its clock was wrong.
+
+        A peer whose clock was wrong, too, may have accepted it; it ignores all of ours with lower sequences.
+        """
+        if record.sequence > self.table.own.record.sequence:
+            self._refute(now, above=record.sequence + MAX_UNSEEN)
 
     def is_relevant(self, accusation: Accusation, source: PeerId, now: float) -> bool:
         """Return True if an accusation from `source`, provided that its signature is valid, changes anything."""
@@ -393,7 +408,7 @@ class Transitions:
         old = [
             peer
             for peer, entry in self.table.entries.items()
-            if (entry.state in ("dead", "left") or gossip_items.is_proof(entry.state_item))
+            if (entry.state in ("dead", "left") or self._by_proof(peer, entry))
             and now - entry.since > self._preset.tombstone
         ]
         for peer in old:

@@ -243,7 +243,7 @@ class ZmqTransport:
         self._context.term()
 
     def stats(self) -> dict[PeerId, LinkStats]:
-        """Return the statistics of every peer that ever had a link."""
+        """Return the statistics of every peer that ever had a link; FORGOTTEN: of many former ones together."""
         now, links = asyncio.get_running_loop().time(), self._connections.links
         found = {}
         for peer, traffic in self._connections.traffic().items():

@@ -174,7 +174,7 @@ class ScoreBook:
 
         Keys are free, so liars may be many. If all were drawn equally often, no honest newcomer would pass among them. Half
         of the draws (`best`) are for the highest score of those that have not passed here. The others are for those with a
-        bad score until they may have failed, else for those drawn longest ago.
+        bad score and fewer than FAILURES evaluations, else for those drawn longest ago.
         """
         score = {peer: self.of(peer).score for peer in newcomers}
         if best and (tried := [peer for peer in newcomers if not self.of(peer).endorsed]):

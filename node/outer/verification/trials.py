@@ -132,7 +132,10 @@ class Trials:
                 self._emit_about("endorsed", peer, self._book.of(peer).summary)
             if len(self._former) < MOST:
                 self._former[peer] = None
-        self._roster.protect(self._former, {peer for peer in self._book.opinions if self._book.failed(peer)})
+        self._roster.protect(
+            self._former,
+            {peer for peer in self._book.opinions if self._book.failed(peer) and self._is_tried_here(peer)},
+        )
         base, self._base = self._base, None
         if done is not None and (commit := done.agreement.commit) is not None:
             self._report_withdrawn(commit.proposal)

@@ -63,8 +63,8 @@ synced proposal and it has made another one. 175: a peer asks at once for a proo
 source has the results of its round any more. 231: fragments that have lost their results wait for a quorum at the
 same time. 270: members without a quorum give way to a lineage of strangers. 348: a returning peer whose lineage
 prevails over that of others does not search for a newer state. 350: a restarted peer continues to dial the peers that
-it knew. 394: a suspicion that begins just after a stall is not moved into the future. 459: a peer exceeds its own record from a time
-with a wrong clock. 8174: a peer follows all rounds of a fragment that it has missed in one turn.
+it knew. 394: a suspicion that begins just after a stall is not moved into the future. 459: a peer exceeds its own
+record from a time with a wrong clock. 8174: a peer follows all rounds of a fragment that it has missed in one turn.
 6000063, 6000193: no round is due once the only checkpoint that is left is damaged.
 """
 
@@ -88,7 +88,7 @@ the round. 930165: one record of an earlier process, told by several peers, is n
 """
 
 
-@pytest.mark.timeout(3600)  # a failing seed is shrunk
+@pytest.mark.timeout(900)  # a failing seed is shrunk
 @pytest.mark.parametrize(
     "seeds",
     [
@@ -105,7 +105,7 @@ def test_family_under_the_harsh_mix_violates_no_invariant(seeds):
     assert not failed, "\n".join(failed)
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "seeds",
     [

@@ -53,7 +53,7 @@ def _portions(begin: int, end: int, step: int, *marks: pytest.MarkDecorator) -> 
 
 
 @pytest.mark.trial
-@pytest.mark.timeout(3600)  # a failing seed is shrunk
+@pytest.mark.timeout(900)  # a failing seed is shrunk
 @pytest.mark.parametrize(
     "numbers",
     [*_portions(0, TRIAL, 1), *_portions(TRIAL, SOAK, SOAKED, pytest.mark.soak)],
@@ -63,7 +63,7 @@ def test_diloco_swarm_of_fifty_under_random_faults_violates_no_invariant(numbers
     assert not failed, "\n".join(failed)
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "numbers",
     [
@@ -78,7 +78,7 @@ def test_ring_swarm_under_random_faults_violates_no_invariant(numbers: range) ->
 
 
 @pytest.mark.trial
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "numbers",
     [

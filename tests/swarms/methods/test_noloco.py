@@ -480,7 +480,7 @@ def judges(monkeypatch):
     ],
     ids=lambda numbers: str(numbers[0]),
 )
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(900)
 def test_noloco_swarm_under_random_faults_violates_no_invariant(numbers, judges):
     """No invariant finds a violation."""
     found, met = [], {}

@@ -642,3 +642,11 @@ def test_no_option_takes_a_number_that_is_not_finite_or_far_too_large(capsys, da
             if code != 2 or out or len(err) != 2 or option not in err[0] or daemon.calls:
                 taken.append((*words, option, value, code, err))
     assert not taken
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_stream_that_the_parent_process_has_closed_is_replaced(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(sys, name, None)
+    assert main.main(["status", "--json", "--home", str(tmp_path)]) == 4
+    assert main.main(["id", "--home", str(tmp_path)]) == 0
+    getattr(sys, name).close()

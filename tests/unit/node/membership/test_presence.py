@@ -687,11 +687,13 @@ async def test_relay_that_passes_on_late_data_is_not_left():
         scene.transport.received, scene.presence.send_queue.debtors = {ANN: 7}, {ANN: 7}
         await scene.come(ANN, Behind(2))
         await asyncio.sleep(RELAY_SECONDS * 2)
-        scene.transport.received[ANN] = 8
-        await scene.come(ANN, Behind(2))
-        scene.presence.send_queue.debtors[ANN] = 8  # of a later round
+        scene.transport.received[ANN] = scene.presence.send_queue.debtors[ANN] = 8  # of a later round
         await scene.come(ANN, Behind(2))
         assert not scene.transport.left_circuits
+        scene.transport.received[ANN] = 9
+        await asyncio.sleep(RELAY_SECONDS * 2)
+        await scene.come(ANN, Behind(2))
+        assert not scene.transport.left_circuits and not scene.presence.send_queue.debtors
 
 
 @simulated

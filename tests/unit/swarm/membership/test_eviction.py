@@ -169,10 +169,25 @@ def test_peers_on_trial_that_come_back_need_a_place():
         roster.handle(identity.peer_id, Gossip((departure(identity, 1),)), 1.0)
     assert not roster.peers.others
     for number, identity in enumerate(STRANGERS[:12]):
-        if number % 2:
+        if number % 3 == 1:
             roster.learn(record(identity, sequence=2), 2.0)
+        if number % 3 == 2:  # over its own link, with another network in the record
+            again = record(identity, f"8.8.{number}.5:7000", sequence=2)
+            roster.handle(identity.peer_id, Gossip((again.item,)), 2.0)
         enter(roster, identity, f"203.0.113.{number}", sequence=3)
     assert len(roster.peers.others) == POLICY.per_network
+    assert sum(roster.peers.record_of(one.peer_id) is not None for one in STRANGERS[:12]) == POLICY.per_network
+
+
+def test_link_of_a_peer_that_comes_back_over_it_counts():
+    roster = roster_of()
+    back, *others = STRANGERS[:5]
+    for number, identity in enumerate((back, *others[:3])):
+        enter(roster, identity, f"203.0.113.{number}")
+    roster.handle(back.peer_id, Gossip((departure(back, 1),)), 1.0)
+    roster.handle(back.peer_id, Gossip((record(back, sequence=2).item,)), 2.0)
+    knock(roster, others[3], "203.0.113.9")
+    assert roster.peers.is_live(back.peer_id) and not roster.peers.is_live(others[3].peer_id)
 
 
 def test_newcomers_never_take_the_place_of_a_member_that_is_only_told_of(monkeypatch):

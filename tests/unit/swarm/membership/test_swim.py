@@ -448,15 +448,19 @@ def test_new_record_ends_suspicion_and_revives_dead() -> None:
     assert roster.peers.is_live(NAMES[1]) and roster.peers.view.number == number + 2 and roster.peers.dead == []
 
 
-def test_record_that_an_earlier_process_issued_with_a_wrong_clock_is_exceeded() -> None:
-    """A peer whose clock was wrong, too, may have accepted it. It ignores all of ours until one has a higher sequence."""
+@pytest.mark.parametrize("times", [1, 5])
+@pytest.mark.parametrize("addresses", [record(0).addresses, ("203.0.113.7:4000",)])
+def test_record_that_an_earlier_process_issued_with_a_wrong_clock_is_exceeded(addresses, times) -> None:
+    """A peer whose clock was wrong, too, may have accepted it. It is no proof of another process that runs now."""
     roster = _alone(others=2)
-    future = PeerRecord.create(
-        IDENTITIES[0], run_id=RUN, addresses=record(0).addresses, sequence=10**9, issued=EPOCH + 4000
-    )
-    roster.handle(NAMES[1], Gossip((future.item,)), 1.0)
-    roster.tick(1.0)
-    assert roster.record.sequence > 10**9 and roster.record.issued == EPOCH
+    for number in range(times):
+        future = PeerRecord.create(
+            IDENTITIES[0], run_id=RUN, addresses=addresses, sequence=10**9 + 2000 * number, issued=EPOCH + 4000
+        )
+        roster.handle(NAMES[1], Gossip((future.item,)), 1.0 + 100 * number)
+        roster.tick(1.0 + 100 * number)
+        assert roster.record.sequence > future.sequence and roster.record.issued == EPOCH
+    assert not [event for event in roster.events if event.peer == NAMES[0]]
     other = PeerRecord.create(IDENTITIES[2], run_id=RUN, addresses=(), sequence=10**9, issued=EPOCH + 4000)
     roster.handle(NAMES[1], Gossip((other.item,)), 1.0)
     known = roster.peers.record_of(NAMES[2])
