@@ -84,7 +84,7 @@ class Admission:
         self._stored_bans: tuple[bytes, ...] = ()
         """Content of the file of bans, as far as this process knows."""
         self._bans_wait = self._bans_unsaved = False
-        """Whether the file of bans was written in the last BANS_SECONDS, and whether the last write failed."""
+        """True if the file of bans was written in the last BANS_SECONDS; true if that failed."""
         self._token = b""
         self._former: set[bytes] = set()
         self._claims = frozenset[Contact]()

@@ -32,7 +32,7 @@ PLAN_SECONDS = 10.0
 """Seconds between two comparisons with the plan: one takes a millisecond, or ten with 64 peers."""
 
 ABSENT = 64
-"""Most peers in the status that are gone or banned, the last ones: strangers can have any number of keys."""
+"""Most peers in the status that are gone or banned, the last ones: strangers may have many keys."""
 
 ALARMS = 64
 """Different alarms that the summary at the end lists."""

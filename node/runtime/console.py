@@ -36,7 +36,7 @@ def warn(message: str) -> None:
 
 
 def replace_closed() -> None:
-    """Replace the standard streams that the parent process has closed, as in `2>&-`, by one without content."""
+    """Replace the standard streams that the parent process has closed, as in `2>&-`, by /dev/null."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # The new one gets the lowest free number, so that no later file or socket does.
             setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode, errors="backslashreplace"))

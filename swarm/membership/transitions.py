@@ -290,7 +290,7 @@ class Transitions:
     # --- items about others
 
     def exceed(self, record: PeerRecord, now: float) -> None:
-        """Issue a record above a validated one in our name, which an earlier process issued while its clock was wrong.
+        """Issue a record above one that an earlier process of ours issued while its clock was wrong.
 
         A peer whose clock was wrong, too, may have accepted it; it ignores all of ours with lower sequences.
         """
