@@ -31,7 +31,7 @@ class Peer:
         self.identity = Identity.generate(bytes([number]) * 32)
         self.transport = ZmqTransport(self.identity, run_id=RUN, admit=self._admit, wall=_now, up=up)
 
-    def _admit(self, hello: Hello, record: PeerRecord) -> Welcome | Refuse:
+    def _admit(self, hello: Hello, record: PeerRecord, source: str) -> Welcome | Refuse:
         return Welcome(self.record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
 
     async def open(self, *, reachable: bool) -> None:

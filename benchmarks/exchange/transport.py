@@ -37,7 +37,7 @@ async def peer(me: int, options: argparse.Namespace, shared: Any) -> None:
     identity = Identity.generate(bytes([me]) * 32)
     record: PeerRecord | None = None
 
-    def admit(hello: Hello, stranger: PeerRecord) -> Welcome | Refuse:
+    def admit(hello: Hello, stranger: PeerRecord, source: str) -> Welcome | Refuse:
         wire = record.wire if record else b""
         return Welcome(wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
 

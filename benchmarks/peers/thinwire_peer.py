@@ -42,7 +42,7 @@ async def main(options: dict[str, Any]) -> None:
     exact = mean_of_first(options) if rank == 0 else None
     result = [np.ones_like(array) for array in source]
 
-    def admit(hello: Hello, stranger: PeerRecord) -> Welcome | Refuse:
+    def admit(hello: Hello, stranger: PeerRecord, source: str) -> Welcome | Refuse:
         assert record is not None  # the address is not sent before the record exists
         return Welcome(record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
 

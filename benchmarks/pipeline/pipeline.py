@@ -93,7 +93,7 @@ async def step(
         records.append(PeerRecord.create(identity, run_id=RUN, addresses=(address,), sequence=1, issued=net.wall()))
         welcome = Welcome(records[-1].wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
 
-        def admit(hello: Hello, them: PeerRecord, welcome: Welcome = welcome) -> Welcome:
+        def admit(hello: Hello, them: PeerRecord, source: str, welcome: Welcome = welcome) -> Welcome:
             return welcome
 
         transports.append(net.transport(identity, RUN, admit, address))

@@ -112,7 +112,7 @@ class Replica:
             welcome = Welcome(record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
             records.append(record)
 
-            def admit(hello: Hello, them: PeerRecord, welcome: Welcome = welcome) -> Welcome:
+            def admit(hello: Hello, them: PeerRecord, source: str, welcome: Welcome = welcome) -> Welcome:
                 return welcome
 
             self.transports.append(self.net.transport(identity, RUN, admit, place))
