@@ -41,7 +41,7 @@ class Group:
             record = PeerRecord.create(identity, run_id=RUN, addresses=(address,), sequence=1, issued=self.net.wall())
             welcome = Welcome(record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
             self.transports.append(
-                self.net.transport(identity, RUN, lambda hello, them, welcome=welcome: welcome, address)
+                self.net.transport(identity, RUN, lambda hello, them, source, welcome=welcome: welcome, address)
             )
             records.append(record)
         loop = virtual_loop.current()
