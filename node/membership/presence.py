@@ -112,7 +112,7 @@ STOPPED_SECONDS = 5.0
 """Seconds without a tick after which an event reports that this process did not run."""
 
 RELAY_SECONDS = 3.0
-"""Seconds until a relay is left over which control messages come, and overdue data does not.
+"""Seconds in which a peer sends control messages and no overdue data, after which its relay is left.
 
 After an outage, control messages come before the data.
 """
@@ -157,7 +157,7 @@ class Presence:
         self._relay_silent: dict[PeerId, tuple[int, float]] = {}
         """Peers that send control messages over a relay and no data that they owe us.
 
-        With the bytes that had come before, and the time since when this is so.
+        Values: bytes that had come from the peer before, and time of the first such message.
         """
         self._last_message_at: dict[PeerId, float] = {}
         """Time of the last message of each peer, present or not."""

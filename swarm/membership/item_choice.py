@@ -80,9 +80,10 @@ class ItemChoice:
         for entry in table.entries.values():
             if entry.live:
                 yield entry.record.item
-            counts = entry.live or entry.state == "banned" or now - entry.since < recent
             if is_proof(entry.state_item):
                 counts = entry.since >= since
+            else:
+                counts = entry.live or entry.state == "banned" or now - entry.since < recent
             if entry.state_item and counts:
                 yield entry.state_item
         yield from exclusions.gossip_items_on_unknown(table.entries)

@@ -178,7 +178,8 @@ class ScoreBook:
         """
         score = {peer: self.of(peer).score for peer in newcomers}
         if best and (tried := [peer for peer in newcomers if not self.of(peer).endorsed]):
-            return [peer for peer in tried if score[peer] == max(map(score.__getitem__, tried))]
+            highest = max(score[peer] for peer in tried)
+            return [peer for peer in tried if score[peer] == highest]
         unclear = [peer for peer in newcomers if score[peer] < 0.0 and self.of(peer).rounds < FAILURES]
         longest = min((self.of(peer).drawn for peer in newcomers), default=0)
         return unclear or [peer for peer in newcomers if self.of(peer).drawn == longest]
