@@ -214,9 +214,12 @@ def test_readme_has_the_exit_codes_of_the_code():
     assert text == _generate.readme() and all(f"| {code} | {meaning} |" in text for code, meaning in EXIT_CODES.items())
 
 
-def test_every_event_of_the_package_is_in_its_reference():
+def _documented_events():
     page = (ROOT / "docs" / "reference" / "events.md").read_text()
-    told = set(re.findall(r"`([a-z_ -]+)`", "".join(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE))))
+    return set(re.findall(r"`([a-z_]+)`", "".join(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE))))
+
+
+def test_every_event_of_the_package_is_in_its_reference():
     said = set(typing.get_args(EventKind))
     for path in (file for folder in ("node", "collectives", "swarm") for file in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -224,7 +227,22 @@ def test_every_event_of_the_package_is_in_its_reference():
                 name = getattr(node.func, "attr", getattr(node.func, "id", ""))
                 if name in ("emit", "_emit", "_write", "_report") and isinstance(node.args[0].value, str):
                     said.add(node.args[0].value)
-    assert len(said) > 40 and sorted(said - told) == []
+    assert len(said) > 40 and sorted(said - _documented_events()) == []
+
+
+def test_tests_ask_for_no_event_that_does_not_exist():
+    """A test that expects no event of a kind cannot fail if its kind is mistyped."""
+    of_simulator = {"fault", "up", "down", "violation", "unplayed"}
+    asked = set()
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                place = {"of": 0, "events_of": 1, "_told": 1}.get(name, len(node.args))
+                if place < len(node.args) and isinstance(node.args[place], ast.Constant):
+                    asked.add(node.args[place].value)
+    asked = {kind for kind in asked if isinstance(kind, str)}
+    assert len(asked) > 30 and sorted(asked - _documented_events() - of_simulator) == []
 
 
 def test_operations_page_has_the_links_and_methods_of_init():

@@ -52,7 +52,7 @@ class Comparison(msgspec.Struct, frozen=True):
     name: str
     unit: Unit
     planned: float
-    came: float
+    measured: float
     ratio: float | None
 
 

@@ -203,7 +203,7 @@ def operations_of(peer: Peer) -> AllreduceService:
         gone=gone,
         here=lambda: roster.peers.view.peers,
         key_of=key_of,
-        first_attempt=roster.record.sequence // 1000 % 2**31,
+        first_attempt=roster.record.first_attempt,
         link=presence.send_queue.bandwidth.known,
         aside=presence.aside,
     )

@@ -41,13 +41,13 @@ class KillReport:
 class JoinerReport:
     """The late joiner.
 
-    `came`: last committed round when it was started; `synced`: round whose state it fetched; `first`: first round that
+    `began`: last committed round when it was started; `synced`: round whose state it fetched; `first`: first round that
     it took part in; the last two are None if it did not get that far. `held`, `lost`: the fragments that it holds, and
     those of the killed peer; empty for peers that hold all. `tokens`: that it has trained on.
     """
 
     name: str
-    came: int
+    began: int
     synced: int | None
     first: int | None
     held: tuple[int, ...] = ()
@@ -174,7 +174,7 @@ def _kill(kill: KillReport) -> str:
 
 
 def _newcomer(newcomer: JoinerReport) -> str:
-    text = f"{newcomer.name} joined in round {newcomer.came + 1}"
+    text = f"{newcomer.name} joined in round {newcomer.began + 1}"
     if newcomer.synced is not None:
         text += f", got the state of round {newcomer.synced} from the other peers"
     if newcomer.first is None:

@@ -26,7 +26,7 @@ HASH = 32
 class PeerDiagnosis:
     """Observes received frames. `wall`: seconds since 1970.
 
-    `emit` gets "sick" and "well". `pauses`: see Transport.
+    `emit` gets "unhealthy" and "healthy". `pauses`: see Transport.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class PeerDiagnosis:
         self._chunks, self._lap = 0, (b"", 0, 0, 0)
 
     def shown(self, peer: PeerId) -> str:
-        """Return the known sickness of a peer, for a status."""
+        """Return the known diagnosis of a peer, for a status."""
         return named(self.diagnosis.findings, peer)
 
     def slow(self) -> set[PeerId]:
-        """Return peers that delay others: all sick peers but those with a wrong clock or long contributions."""
+        """Return peers that delay others: all unhealthy peers but those with a wrong clock or long contributions."""
         return {peer for peer, found in self.diagnosis.findings.items() if found.cause not in ("clock skew", CLIPPED)}
 
     def saw(self, peer: PeerId, frame: Frame) -> bool:
@@ -141,8 +141,8 @@ class PeerDiagnosis:
         findings = self.diagnosis.findings
         for peer, found in findings.items():
             if (known := self._known.get(peer)) is None or known.cause != found.cause:
-                self._emit("sick", {"peer": peer.hex(), "cause": found.cause, "detail": found.evidence})
+                self._emit("unhealthy", {"peer": peer.hex(), "cause": found.cause, "detail": found.evidence})
         for peer in sorted(self._known.keys() - findings.keys()):
             gone = "" if peer in self._live else "; it is gone"
-            self._emit("well", {"peer": peer.hex(), "detail": self._known[peer].cause + gone})
+            self._emit("healthy", {"peer": peer.hex(), "detail": self._known[peer].cause + gone})
         self._known = dict(findings)

@@ -212,7 +212,7 @@ class Presence:
         if frame is None:
             if peer in self.live and not self.roster.left:  # After our own departure all links end.
                 relay = {"relay": arrival.relay.hex()} if arrival.relay else {}
-                self._emit("lost", {"peer": peer.hex(), "reason": arrival.reason, **relay})
+                self._emit("link_lost", {"peer": peer.hex(), "reason": arrival.reason, **relay})
             self._lose(peer, gone=arrival.gone)
             # The roster's probe dials again: a refusal by the machine tells a dead process from a broken connection.
             self._send(self.roster.on_link_down(peer, self._now()))
@@ -315,7 +315,7 @@ class Presence:
                 roster.stalled(lag, now)
                 if lag > STOPPED_SECONDS:
                     detail = f"for {lag:.0f} s: the process was suspended, or the machine was overloaded"
-                    self._emit("stopped", {"detail": detail})
+                    self._emit("suspended", {"detail": detail})
             last = now
             if now >= roster.due:
                 if letters := roster.tick(now):

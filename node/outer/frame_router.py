@@ -169,9 +169,9 @@ class FrameRouter:
             past.on_frame(peer, frame)
             return
         self.dropped_frames += 1
-        verdict = self._history.verdict(number, peer)
-        if verdict is not None and isinstance(frame.message, (Ready, Ask, Prepare)):
-            self._send_queue.control(peer, verdict)
+        commit = self._history.commit_of(number, peer)
+        if commit is not None and isinstance(frame.message, (Ready, Ask, Prepare)):
+            self._send_queue.control(peer, commit)
         if frame.signature:
             self._send_queue.control(peer, Behind(self._replica.round, self._fragment))
 

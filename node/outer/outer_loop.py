@@ -132,8 +132,8 @@ class OuterLoop(ReplicaLoop):
     @property
     def overtaken(self) -> bool:
         """True if training on the old state is useless: the swarm has committed the round without us."""
-        verdict, behind = self.session.verdict, self.session.catch_up.behind.is_set()
-        return behind or (verdict is not None and not self.schedule.trains_on(verdict))
+        commit, behind = self.session.open_commit, self.session.catch_up.behind.is_set()
+        return behind or (commit is not None and not self.schedule.trains_on(commit))
 
     def follow(self, report: Callable[[Outcome], None]) -> None:
         """Report rounds that end outside `sync` to `report`."""

@@ -18,7 +18,7 @@ MOST_ROUNDS = 32
 SPARE = 8
 """Part of the limit, as a divisor, that rounds may take while no peer needs them."""
 
-MOST_VERDICTS = 64
+MOST_COMMITS = 64
 """Maximum number of stored commits."""
 
 HURRY = 0.5
@@ -49,7 +49,7 @@ class RoundHistory:
         self._asked: dict[PeerId, tuple[int, int, int]] = {}
         """Per follower: its distance in rounds at its first question, and the rounds of its first and last."""
         self._hurried: set[PeerId] = set()
-        self._verdicts: dict[int, Commit] = {}
+        self._commits: dict[int, Commit] = {}
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -65,8 +65,8 @@ class RoundHistory:
         self._rounds[done.round], self._sizes[done.round] = done, done.nbytes + announced
         commit = done.agreement.commit
         if commit is not None:
-            self._verdicts[done.round] = commit
-            self._verdicts.pop(done.round - MOST_VERDICTS, None)
+            self._commits[done.round] = commit
+            self._commits.pop(done.round - MOST_COMMITS, None)
 
     @property
     def replay(self) -> tuple[int, int]:
@@ -88,20 +88,20 @@ class RoundHistory:
     def get(self, round: int) -> Round | None:
         return self._rounds.get(round)
 
-    def verdict(self, round: int, peer: PeerId) -> Commit | None:
+    def commit_of(self, round: int, peer: PeerId) -> Commit | None:
         """Return the commit of a recent round for a peer that was a member of it.
 
         It proves nothing to other peers: a newcomer needs the answer that it is behind, so that it does not wait for
         results.
         """
-        before = self._verdicts.get(round - 1)
-        return self._verdicts.get(round) if before is None or peer in before.proposal.members else None
+        before = self._commits.get(round - 1)
+        return self._commits.get(round) if before is None or peer in before.proposal.members else None
 
     def clear(self) -> None:
         """Drop all rounds: our state does not continue them."""
         self._rounds.clear()
         self._sizes.clear()
-        self._verdicts.clear()
+        self._commits.clear()
 
     def follow(self, peer: PeerId, round: int | None = None) -> None:
         """Note that a peer asks about a past round, or (None) that answers for it wait to be sent."""

@@ -170,11 +170,8 @@ class RoundSession(ReplicaSession):
             trials=self.trials,
             audits=self.starter.audits,
         )
-        # The announcements of a restarted process need higher numbers than those of the last one. So the first number is the
-        # time of our record, in seconds since 1970; that is too low only if rounds took less than a second. If the clock was
-        # set back, the stored highest number of this life is used instead.
-        clock = presence.roster.record.sequence // 1000 % 2**31
-        self.current = self.starter.start(max(clock, self.votes.numbers))
+        # If the clock was set back, the stored highest number of this life is higher.
+        self.current = self.starter.start(max(presence.roster.record.first_attempt, self.votes.numbers))
         self._send_queue.begin(self.current.round, self.fragment)
 
     # --- rounds
@@ -226,10 +223,10 @@ class RoundSession(ReplicaSession):
     @property
     def overtaken(self) -> bool:
         """True if the swarm has completed this round without us: training on the old state is useless."""
-        return self.verdict is not None or self.catch_up.behind.is_set()
+        return self.open_commit is not None or self.catch_up.behind.is_set()
 
     @property
-    def verdict(self) -> Commit | None:
+    def open_commit(self) -> Commit | None:
         """Commit of the round in progress while the replica does not have it yet."""
         return self.current.agreement.commit if self.current.round > self.replica.round else None
 
@@ -310,7 +307,7 @@ class RoundSession(ReplicaSession):
         chunks, square = residuals.lost
         if chunks:
             residuals.lost = 0, 0.0
-            self.report("given up", f"residuals of {chunks} chunks, norm {square**0.5:.3g}")
+            self.report("residual_lost", f"residuals of {chunks} chunks, norm {square**0.5:.3g}")
 
     def leave(self) -> None:
         self.current.agreement.leave()

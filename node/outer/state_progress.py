@@ -83,7 +83,7 @@ class StateProgress:
         """Note the progress; report it if that is due."""
         for source in sorted(partial.liars - self._wrong):
             detail = "its chunk does not have the hash that it offered; other sources are asked first"
-            self._emit("wrong chunk", {"source": short(source), "detail": detail})
+            self._emit("wrong_chunk", {"source": short(source), "detail": detail})
         self._wrong |= partial.liars
         transfer, now = partial.transfer, self._now()
         self._look_for_search(partial.search, now)

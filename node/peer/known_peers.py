@@ -127,6 +127,6 @@ class KnownPeers:
             return False  # A possible holder has not answered that it has no state, and may be rounds ahead.
 
         await session.continue_alone(work)
-        session.report("founded again", "no present peer has a state")
+        session.report("refounded", "no present peer has a state")
         self.founds = True
         return True

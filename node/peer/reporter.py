@@ -25,7 +25,7 @@ DEBUG, INFO, WARNING = 10, 20, 30
 QUIET = frozenset({"phase", "suspect", "refuted", "updated"})
 """Events that go only to the log file."""
 
-NOTABLE = frozenset({"waiting", "waited", "stopped", "wrong chunk"})
+NOTABLE = frozenset({"waiting", "waited", "suspended", "wrong_chunk"})
 """Events that a training loop of the user's own shows, too."""
 
 PLAN_SECONDS = 10.0
@@ -156,7 +156,7 @@ class Reporter:
         for over in self._lineages.look(replicas, peer.session.live):
             if self.alarm == over.text:
                 self.alarm = self._lineages.shown
-            self.emit("alarm over", {"detail": over.summary})
+            self.emit("alarm_over", {"detail": over.summary})
 
     def summary(self, peer: Peer) -> None:
         """Print lineage, plan and outcome, and alarms of this process, at its end; nothing if there were none."""
@@ -238,7 +238,7 @@ class Reporter:
                     seat=seats.describe(other),
                     relay=relay.hex() if (relay := peer.presence.transport.relay_of(other)) is not None else "",
                     shared=peer.presence.transport.shares(other),
-                    sick=watch.shown(other) if (watch := peer.presence.watch) is not None else "",
+                    diagnosis=watch.shown(other) if (watch := peer.presence.watch) is not None else "",
                     up=sent,
                     down=received,
                     rtt=session.roster.distances.rtt(other),

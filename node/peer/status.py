@@ -18,11 +18,10 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Another peer, as this one knows it.
 
     `age`: seconds since its last message, 0: none has come. `loss`: None until it has announced one. `seat`: its stage of the
-    model and its group; empty: the whole model. `sick`: its diagnosis and the evidence; empty if nothing stands out. `relay`:
-    id of the peer that relays between the two; empty: none.
-    `shared`: bulk data goes through shared memory. `up`, `down`: bytes sent to it and received from it by this
-    process. `rtt`: seconds to it and back over an idle link; 0: unknown. `obstacle`: why there is no link to
-    it, if the last attempt to open one failed.
+    model and its group; empty: the whole model. `diagnosis`: the cause of its trouble and the evidence; empty if nothing
+    stands out. `relay`: id of the peer that relays between the two; empty: none. `shared`: bulk data goes through shared
+    memory. `up`, `down`: bytes sent to it and received from it by this process. `rtt`: seconds to it and back over an idle
+    link; 0: unknown. `obstacle`: why there is no link to it, if the last attempt to open one failed.
     """
 
     peer: str
@@ -34,7 +33,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
     reason: str = ""
     seat: str = ""
-    sick: str = ""
+    diagnosis: str = ""
     relay: str = ""
     shared: bool = False
     up: int = 0
@@ -124,7 +123,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     relays between others: `relay_circuits` that are open, `relayed_bytes` since the start of the process, `relay_left`
     bytes that it may still pass on (None: no limit), `relay_refused`, the number of refusals by reason.
     `no_sharing`: why this peer shares no memory with other peers of its machine; empty if it can. `plan`: figures of
-    a round as a plan for these peers, speeds and links has them, and as they came; empty before the fourth round. `links`:
+    a round as a plan for these peers, speeds and links has them, and as measured; empty before the fourth round. `links`:
     those that are known, of this peer and of others. `fragments`: those that this peer holds; empty if there is only one.
     """
 

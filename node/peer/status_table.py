@@ -111,7 +111,7 @@ def reasons(peers: tuple[PeerStatus, ...]) -> Table:
 
 def _why(peer: PeerStatus) -> tuple[str, str, str]:
     """Return ban, score or absence from the last round; diagnosis; obstacle; "" for none."""
-    return peer.reason, peer.sick, peer.obstacle
+    return peer.reason, peer.diagnosis, peer.obstacle
 
 
 def _relays(status: Status) -> str:

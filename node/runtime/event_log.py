@@ -48,11 +48,11 @@ _LEVEL = 3  # of compression: twice as fast as the usual 6, and little larger
 
 
 def event_text(kind: str, fields: Mapping[str, object]) -> str:
-    """Return an event as a line for people: its kind, then its fields by name.
+    """Return an event as a line for people: the words of its kind, then its fields by name.
 
     Texts for people have no name.
     """
-    return f"{kind} " + " · ".join(
+    return f"{kind.replace('_', ' ')} " + " · ".join(
         f"{'' if key in ('detail', 'reason', kind) else f'{key} '}{_value(key, value)}"
         for key, value in fields.items()
         if value not in ("", None) and key not in ("digest", *_OWN)

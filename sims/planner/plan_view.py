@@ -35,7 +35,7 @@ def show_comparison(outcome: RunOutcome, rows: Sequence[Comparison]) -> None:
     print(f"Medians of {outcome.rounds} rounds of {outcome.steps:g} steps with {outcome.peers} contributors")
     table = _table("", ("",), ("planned", "measured", "ratio"))
     for row in rows:
-        planned, measured = (_figure(row.unit, value) for value in (row.planned, row.came))
+        planned, measured = (_figure(row.unit, value) for value in (row.planned, row.measured))
         table.add_row(row.name, planned, measured, "-" if row.ratio is None else f"{row.ratio:.2f}")
     console.print(table, highlight=False)
 

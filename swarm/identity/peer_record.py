@@ -131,6 +131,14 @@ class PeerRecord:
             record.check_time(now)
         return record
 
+    @property
+    def first_attempt(self) -> int:
+        """Number of the first announcement of the process with this record, above those of its earlier processes.
+
+        Sequences begin with the milliseconds since 1970, so these are seconds; too low only if rounds took less than one.
+        """
+        return self.sequence // 1000 % 2**31
+
     def check_time(self, now: int) -> None:
         """Raise RecordError if the record is not valid at unix time `now`.
 

@@ -108,7 +108,7 @@ def play(scenario: Scenario, *, preset: Preset = PACE, stall: float | None = STA
     """Play a scenario, by default at the pace of short runs; no invariant is violated, no peer sends too many frames."""
     run = simulate(scenario, preset=preset, stall=stall)
     assert run.violations == (), run.violations
-    assert FLOOD not in [event.fields["cause"] for event in run.journal.of("sick")]
+    assert FLOOD not in [event.fields["cause"] for event in run.journal.of("unhealthy")]
     return run
 
 

@@ -50,7 +50,7 @@ def test_host_moves_to_stage_that_lost_its_only_holder(machine):
     assert sorted(held.values()) == [0, 1, 2, 2]
     origin, victim = (next(daemon for daemon in weak if held[daemon] == wanted) for wanted in (0, 1))
     killed = victim.kill()
-    asked = origin.wait("move", after=killed)
+    asked = origin.wait("host_moved", after=killed)
     mover = next(daemon for daemon in weak if daemon.id == asked["peer"])
     assert asked["detail"] == "from stage 2 to 1" and held[mover] == 2
     back = mover.wait("ready", after=asked["at"])

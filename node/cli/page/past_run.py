@@ -106,7 +106,7 @@ class PastRun(RunView):
             changes["fp32_bytes"] = int(float(event.get("factor", 0.0)) * float(event.get("bytes_up", 0)))
         elif kind == "held_out":
             changes |= {"held_out": event.get("loss"), "held_out_round": int(event.get("round", 0))}
-        elif kind in ("alarm", "alarm over"):
+        elif kind in ("alarm", "alarm_over"):
             changes["alarm"] = str(event.get("detail", "")) if kind == "alarm" else ""
         elif kind in STATES and peer:
             self._peers[peer] = PeerStatus(peer=peer, state=STATES[kind], reason=str(event.get("detail", "")))

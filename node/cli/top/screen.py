@@ -170,7 +170,7 @@ def _swarm(state: Fields, rates: Rates, columns: int, rows: int, *, utf8: bool) 
     def row(peer: Fields) -> Text:
         mark = symbol(peer, members)
         seen = f"{peer['age']:.0f} s" if peer["age"] else "-"
-        note = " ".join(plain(peer[key]) for key in ("reason", "sick", "seat") if peer[key])
+        note = " ".join(plain(peer[key]) for key in ("reason", "diagnosis", "seat") if peer[key])
         loss = "-" if peer["loss"] is None else f"{peer['loss']:.3f}"
         text = f" {peer['peer'][:8]:<9}{_cut(peer['name'], 16)} {peer['round']:>8}{loss:>8}{seen:>8}  {note}"
         return Text(mark, COLOURS[mark]).append(text, "default")

@@ -80,8 +80,7 @@ class GossipSession(ReplicaSession):
         self._plan = blake3.blake3(
             msgspec.msgpack.encode([replica.layout, codec.spec, grid.total, grid.chunk, outer.method, exchange.rule])
         ).digest()
-        # The attempts of a restarted process count as later ones: its record has the seconds since 1970.
-        self._first_attempt = presence.roster.record.sequence // 1000 % 2**31
+        self._first_attempt = presence.roster.record.first_attempt
         self._early = EarlyMessages(EARLY)
         self._last_draw: tuple[int, tuple[PeerId, ...]] = (-1, ())
         """Number of the view of the last draw of partners, and its result."""

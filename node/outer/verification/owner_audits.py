@@ -137,7 +137,7 @@ class Audits:
         self._last = weakref.ref(data_plane)
         for peer, reason in data_plane.refused.items():
             detail = f"peer {short(peer)}: {reason}"
-            self._emit("refused result", {"peer": peer.hex(), "round": done.round, "detail": detail})
+            self._emit("result_refused", {"peer": peer.hex(), "round": done.round, "detail": detail})
         if not self._manifest.audited:
             return
         self._expire(done.round)
@@ -287,7 +287,7 @@ class Audits:
         assert case.accuser is not None
         self._refuted[case.accuser] += 1
         detail = f"the accusation of {short(case.owner)} by {short(case.accuser)} is refuted: {reason}"
-        self._emit("refuted audit", {"peer": case.accuser.hex(), "round": case.data.round, "detail": detail})
+        self._emit("audit_refuted", {"peer": case.accuser.hex(), "round": case.data.round, "detail": detail})
 
     def _send_verdict(self, verdict: Verdict) -> None:
         for peer in sorted(self._presence.live):

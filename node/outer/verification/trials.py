@@ -154,7 +154,7 @@ class Trials:
             since = self._out.pop(peer)
             if any(entry.peer == peer for entry in proposal.contributors):
                 detail = f"out since round {since}, counts again; our {self._book.of(peer).summary}"
-                self._emit_about("counts again", peer, detail, round=proposal.round)
+                self._emit_about("counts_again", peer, detail, round=proposal.round)
 
     def _emit_about(self, event: str, peer: PeerId, detail: str, **fields: object) -> None:
         self._emit(event, {"peer": peer.hex(), **fields, "detail": f"peer {short(peer)}: {detail}"})

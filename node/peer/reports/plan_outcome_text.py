@@ -9,8 +9,8 @@ from thinwire.node.runtime.console import bytes_text
 
 
 def comparison_text(rows: Sequence[Comparison]) -> str:
-    """Return what came of each planned figure: "a round 2.4 s (planned 2.3 s), …"."""
-    return ", ".join(f"{row.name} {_figure(row, row.came)} (planned {_figure(row, row.planned)})" for row in rows)
+    """Return the measured figure beside each planned one: "a round 2.4 s (planned 2.3 s), …"."""
+    return ", ".join(f"{row.name} {_figure(row, row.measured)} (planned {_figure(row, row.planned)})" for row in rows)
 
 
 def _figure(row: Comparison, value: float) -> str:

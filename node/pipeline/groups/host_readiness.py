@@ -85,7 +85,7 @@ class HostReadiness(Handler):
                 self._dismiss(peer)
             self._seated_at[peer] = self._now()
             detail = f"stage {message.stage}" + (f", from: {message.source}" if message.source else "")
-            self._emit("host", {"peer": peer.hex(), "detail": detail})
+            self._emit("host_joined", {"peer": peer.hex(), "detail": detail})
         others = [self._posts[one].round for one in self._here if self._posts[one].stage == message.stage]
         newest = max(others, default=0)
         if message.round < newest:
@@ -192,7 +192,7 @@ class HostReadiness(Handler):
         for stage in self.missing:
             if stage not in self._reported:
                 detail = {"stage": stage, "group": short(self._me), "source": self.source(stage)}
-                self._emit("stage without holder", detail)
+                self._emit("stage_lost", detail)
         self._reported = self.missing
 
     def jump(self, step: int) -> None:
@@ -222,7 +222,7 @@ class HostReadiness(Handler):
         holders = self.origin.stage_holders.holders.get(stage, [])
         if peer in holders:
             holders.remove(peer)
-        self._emit("host lost", {"peer": peer.hex(), "stage": stage})
+        self._emit("host_lost", {"peer": peer.hex(), "stage": stage})
 
     async def _change(self, stop: asyncio.Event, seconds: float | None) -> None:
         """Wait until something has happened, `stop` is set, or these seconds have passed."""

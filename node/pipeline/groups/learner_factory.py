@@ -58,8 +58,8 @@ MOVES = 2000
 """Attempts of a plan for each micro-batch and stage; a small problem is soon searched completely."""
 
 LOGGED = frozenset(
-    {"host", "host lost", "stage without holder", "micro-batch failed", "micro-batch given up", "gradient lost"}
-    | {"plan", "no plan", "move"}
+    {"host_joined", "host_lost", "stage_lost", "micro_batch_failed", "micro_batch_given_up", "gradient_lost"}
+    | {"plan", "plan_failed", "host_moved"}
 )
 """Pipeline events that are logged; the others occur with every micro-batch."""
 
@@ -102,7 +102,9 @@ def learner(
             and (origin, stage) == (host.host.origin, seat.stage)
             and _session_of(peer, stage).catch_up.outdated()
         ):
-            peer.emit("outdated", {"peer": origin.hex(), "detail": f"stage {stage} was recovered while we were away"})
+            peer.emit(
+                "host_outdated", {"peer": origin.hex(), "detail": f"stage {stage} was recovered while we were away"}
+            )
             host.rest()
 
     since = math.inf

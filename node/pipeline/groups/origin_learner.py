@@ -142,7 +142,9 @@ class OriginLearner(StageLearner):
         }
         found = self._balance.due(here)
         if found is not None:
-            self._emit("move", {"peer": found.peer.hex(), "detail": f"from stage {found.source} to {found.target}"})
+            self._emit(
+                "host_moved", {"peer": found.peer.hex(), "detail": f"from stage {found.source} to {found.target}"}
+            )
             self._order(found.peer, found.target)
 
     def _share(self, n: int) -> int:

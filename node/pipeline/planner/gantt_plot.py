@@ -10,7 +10,7 @@ from thinwire.node.pipeline.planner.problem import Problem
 from thinwire.node.runtime.plotting import check
 
 
-def draw(path: Path, instance: Problem, timeline: Timeline, outlook: PlanSummary) -> None:
+def draw(path: Path, instance: Problem, timeline: Timeline, summary: PlanSummary) -> None:
     """Write a PNG: forwards pale, backwards full, losses black. Raises NoPlots, OSError."""
     check()
     from matplotlib import colormaps
@@ -37,7 +37,7 @@ def draw(path: Path, instance: Problem, timeline: Timeline, outlook: PlanSummary
         ylim=(len(order) - 0.5, -0.5),
         xlabel="seconds",
         ylabel="peer (stage)",
-        title=f"{instance.name or 'pipeline'}: {outlook.makespan:.1f} s a step; {outlook.full:.1f} s when nothing is skipped",
+        title=f"{instance.name or 'pipeline'}: {summary.makespan:.1f} s a step; {summary.full:.1f} s when nothing is skipped",
     )
     axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, format="png")

@@ -9,20 +9,20 @@ from thinwire.node.pipeline.planner.problem import Problem
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def text(instance: Problem, timeline: Timeline, outlook: PlanSummary, width: int = 100) -> str:
+def text(instance: Problem, timeline: Timeline, summary: PlanSummary, width: int = 100) -> str:
     """Return lines of at most `width` columns, except notes."""
-    paths = f"{len(outlook.paths)} over {instance.length} stages each, {instance.rounds} times"
+    paths = f"{len(summary.paths)} over {instance.length} stages each, {instance.rounds} times"
     facts = [
         ("pipeline", f"{instance.name or 'unnamed'}: {instance.peers} peers, {len(instance.stages)} stages"),
-        ("paths", f"{paths}: {outlook.microbatches} micro-batches"),
-        ("step", f"{outlook.makespan:.2f} s by this plan"),
-        ("full", f"{outlook.full:.2f} s when no stage is skipped: {outlook.factor:.2f} times as long"),
-        ("alone", f"{outlook.way:.2f} s for a micro-batch alone, {outlook.links:.2f} s of it on links"),
+        ("paths", f"{paths}: {summary.microbatches} micro-batches"),
+        ("step", f"{summary.makespan:.2f} s by this plan"),
+        ("full", f"{summary.full:.2f} s when no stage is skipped: {summary.factor:.2f} times as long"),
+        ("alone", f"{summary.alone:.2f} s for a micro-batch alone, {summary.links:.2f} s of it on links"),
     ]
     lines = [f"{name:<9} {fact}" for name, fact in facts]
-    lines += ["", *lanes(instance, timeline, outlook, width), ""]
-    lines += [f"{letter(number)}  {_route(instance, path)}" for number, path in enumerate(outlook.paths)]
-    return "\n".join([*lines, "", *(f"note: {note}" for note in outlook.notes)])
+    lines += ["", *lanes(instance, timeline, summary, width), ""]
+    lines += [f"{letter(number)}  {_route(instance, path)}" for number, path in enumerate(summary.paths)]
+    return "\n".join([*lines, "", *(f"note: {note}" for note in summary.notes)])
 
 
 def letter(path: int) -> str:
@@ -30,7 +30,7 @@ def letter(path: int) -> str:
     return LETTERS[path % len(LETTERS)]
 
 
-def lanes(instance: Problem, timeline: Timeline, outlook: PlanSummary, width: int) -> list[str]:
+def lanes(instance: Problem, timeline: Timeline, summary: PlanSummary, width: int) -> list[str]:
     """Return one line per peer, by stage, with the longest activity in each slice of time.
 
     Small letters are forwards, capitals backwards.
@@ -52,7 +52,7 @@ def lanes(instance: Problem, timeline: Timeline, outlook: PlanSummary, width: in
         for place, peer in enumerate(stage):
             line = "".join(mark for _, mark in cells[peer])
             head = str(number) if not place else ""
-            lines.append(f"{head:<6}{names[peer]:<{margin}} {line} {100 * outlook.working[peer]:3.0f}%")
+            lines.append(f"{head:<6}{names[peer]:<{margin}} {line} {100 * summary.working[peer]:3.0f}%")
     return [*lines, "small letters go forward, capitals backward, * is a loss; at the right: part of the step at work"]
 
 

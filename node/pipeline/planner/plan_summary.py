@@ -21,7 +21,7 @@ class PlanSummary(msgspec.Struct, frozen=True):
     """Figures of a plan.
 
     `makespan`: seconds of a step; `full`: with the pipeline that skips nothing and has as many micro-batches; `factor`:
-    ratio of the two; `way`: median seconds of one micro-batch alone, of which `links` between peers; `working` (peers,):
+    ratio of the two; `alone`: median seconds of one micro-batch alone, of which `links` between peers; `working` (peers,):
     fraction of the step in which each peer works.
     """
 
@@ -32,7 +32,7 @@ class PlanSummary(msgspec.Struct, frozen=True):
     makespan: float
     full: float
     factor: float
-    way: float
+    alone: float
     links: float
     working: tuple[float, ...]
     notes: tuple[str, ...]
@@ -46,9 +46,9 @@ def look(
     timeline = play(instance, found.paths)
     whole = makespan(instance, full(instance))
     links = [_links(instance, path) for path in found.paths]
-    ways = [_work(instance, path) + on_links for path, on_links in zip(found.paths, links, strict=True)]
-    middle = sorted(range(len(ways)), key=ways.__getitem__)[len(ways) // 2]
-    outlook = PlanSummary(
+    alone = [_work(instance, path) + on_links for path, on_links in zip(found.paths, links, strict=True)]
+    middle = sorted(range(len(alone)), key=alone.__getitem__)[len(alone) // 2]
+    summary = PlanSummary(
         name=instance.name,
         stages=instance.stages,
         paths=found.paths,
@@ -56,12 +56,12 @@ def look(
         makespan=timeline.makespan,
         full=whole,
         factor=whole / timeline.makespan,
-        way=ways[middle],
+        alone=alone[middle],
         links=links[middle],
         working=tuple(timeline.busy(peer) / timeline.makespan for peer in range(instance.peers)),
-        notes=tuple(_notes(instance, ways, isinstance(asked, UnarrangedProblem))),
+        notes=tuple(_notes(instance, alone, isinstance(asked, UnarrangedProblem))),
     )
-    return instance, timeline, outlook
+    return instance, timeline, summary
 
 
 def _links(instance: Problem, path: Sequence[int]) -> float:
@@ -73,7 +73,7 @@ def _work(instance: Problem, path: Sequence[int]) -> float:
     return float(sum((1 + BACKWARD) * instance.work[peer] for peer in path) + LOSS * instance.work[path[0]])
 
 
-def _notes(instance: Problem, ways: list[float], arranged: bool) -> list[str]:
+def _notes(instance: Problem, alone: list[float], arranged: bool) -> list[str]:
     notes = []
     if arranged:
         notes.append("the planner put the peers into stages; an instance with partitions keeps those")
@@ -87,7 +87,7 @@ def _notes(instance: Problem, ways: list[float], arranged: bool) -> list[str]:
             notes.append(f"{text} the median: broken, or mistyped?")
             if any({a, b} in map(set, pairwise((*path, path[0]))) for path in full(instance)):
                 notes.append("the full pipeline uses this link, so its time is no useful comparison")
-    longest = max(ways) * instance.rounds
+    longest = max(alone) * instance.rounds
     notes.append(
         f"no plan with these paths is faster than {longest:.2f} s, its longest path {instance.rounds} times alone"
     )

@@ -87,7 +87,7 @@ class StageRecovery:
         await session.continue_alone(self._work, change)
         detail = self._describe(choice, copied, own)
         self._peer.emit(
-            "brought back", {"stage": stage, "round": newest + 1, "source": choice.source, "detail": detail}
+            "stage_restored", {"stage": stage, "round": newest + 1, "source": choice.source, "detail": detail}
         )
         self._recovered(detail, choice.reconstructed)
         return True

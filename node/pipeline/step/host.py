@@ -122,7 +122,7 @@ class Host:
         for visit in list(self._visits.values()):
             self._refuse(visit, visit.forwarded, "away")
         if self.layers.counted or self._tokens:
-            self._emit("gradient lost", {"step": self.step, "reason": "away", "micros": len(self.layers.counted)})
+            self._emit("gradient_lost", {"step": self.step, "reason": "away", "micros": len(self.layers.counted)})
             self.update.drop()
         self.layers.clear()
         self._sizes.clear()
@@ -200,7 +200,7 @@ class Host:
         tokens = sum(self._sizes[micro] for micro in counted) if not reason else 0
         if reason:
             if counted:
-                self._emit("gradient lost", {"step": message.step, "reason": reason, "micros": len(counted)})
+                self._emit("gradient_lost", {"step": message.step, "reason": reason, "micros": len(counted)})
             self.update.drop()
         self._settle()
         self._closed, self._tokens = True, tokens

@@ -219,7 +219,7 @@ class Origin:
                     self._account.skipped[micro] = missed
                 self._account.finish(micro, attempt)
                 return
-            self._emit("micro-batch failed", {"micro": micro, "attempt": attempt, "reason": failure.reason})
+            self._emit("micro_batch_failed", {"micro": micro, "attempt": attempt, "reason": failure.reason})
             tried.update(failure.suspects)
             for peer in failure.suspects:
                 if failure.reason == "stalled":
@@ -230,7 +230,7 @@ class Origin:
                 over = Passed(self.next_step, micro, attempt, False, 0.0, "over")
                 self._send_queue.control(hop.peer, over)
         self._ends.forget(micro)
-        self._emit("micro-batch given up", {"micro": micro})
+        self._emit("micro_batch_given_up", {"micro": micro})
 
     async def _try(
         self, micro: int, attempt: int, path: tuple[Hop, ...], batch: Batch, payload: bytes
@@ -331,7 +331,7 @@ class Origin:
         if ours:
             await self._work(partial(self.update.apply, step, float(seen), factor, tokens * seen))
         else:
-            self._emit("gradient lost", {"step": step, "reason": "not finite" if seen else "no micro-batch"})
+            self._emit("gradient_lost", {"step": step, "reason": "not finite" if seen else "no micro-batch"})
         self.update.drop()
         self._ends.clear()
 

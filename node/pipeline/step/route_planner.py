@@ -104,7 +104,7 @@ class RoutePlanner:
         except ProblemError as error:
             if str(error) != self._failed:
                 self._failed = str(error)
-                self._emit("no plan", {"reason": self._failed})
+                self._emit("plan_failed", {"reason": self._failed})
             return None
         self._planned, self._failed = found, ""
         if self.plans > max(1, plans):  # The first plan is based on nothing known, and includes compilation.

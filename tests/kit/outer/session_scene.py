@@ -111,7 +111,7 @@ class Scene:
         roster = SimpleNamespace(
             peers=peers,
             ban_items=(),
-            record=SimpleNamespace(sequence=sequence, peer_id=ME),
+            record=SimpleNamespace(first_attempt=sequence // 1000, peer_id=ME),
             on_trial=lambda peer: peer in self.newcomers,
             protect=lambda peers, failed: None,
             progress=0,

@@ -78,7 +78,7 @@ def test_survivors_without_a_quorum_continue_when_a_person_asks_for_it(machine):
     back = [here.join(one.name, asked.newest_invite()) for one in lost]
     for daemon in survivors:
         daemon.wait("round", after=began, contributors=5)
-        daemon.wait("alarm over")
+        daemon.wait("alarm_over")
         assert status_of(daemon, lambda said: not said.alarm).lineage
     for daemon in (*survivors, *back):
         daemon.signal(signal.SIGTERM)

@@ -49,7 +49,7 @@ def test_comparison_has_the_ratio_of_each_figure():
     assert rows["sent a round"].ratio == pytest.approx(100.0 / (answer.round.sent + 2 * 500)), (
         "500 bytes a peer of control"
     )
-    assert rows["utilisation"].came == pytest.approx(0.8)
+    assert rows["utilisation"].measured == pytest.approx(0.8)
 
 
 def test_a_round_of_each_fragment_is_one_round():

@@ -69,7 +69,7 @@ def test_relay_that_dies_in_the_middle_of_a_round_is_replaced() -> None:
     at = min(event.at for event in played(nats, seconds=8.0).journal.of("round") if event.fields["round"] == 2)
     run = played(nats, faults=(Fault(at + 2.25, "kill", (victim,)),))
     assert run.violations == ()
-    lost = [event for event in run.journal.of("lost") if event.fields["peer"] == ends[0].hex() and event.peer == 4]
+    lost = [event for event in run.journal.of("link_lost") if event.fields["peer"] == ends[0].hex() and event.peer == 4]
     assert [event.fields["reason"] for event in lost] == ["reset"] and 0.0 < lost[0].at - (at + 2.25) < 0.2
     assert lost[0].at < min(event.at for event in run.journal.of("round") if event.fields["round"] == 3)
     counts = contributors(run)
@@ -97,7 +97,7 @@ def test_relay_that_swallows_bulk_data_is_left(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(RelayedLink, "pass_on", pass_on)
     run = played(nats, seconds=24.0)
     assert run.violations == ()
-    lost = [event for event in run.journal.of("lost") if event.fields.get("relay") == stuck.hex()]
+    lost = [event for event in run.journal.of("link_lost") if event.fields.get("relay") == stuck.hex()]
     assert {(event.peer, event.fields["peer"]) for event in lost} == {(3, ends[1].hex()), (4, ends[0].hex())}
     assert {event.fields["reason"] for event in lost} == {RELAY_STUCK}
     assert max(event.at for event in lost) < swallowed[0] + 8.0

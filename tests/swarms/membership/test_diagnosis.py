@@ -22,44 +22,47 @@ codec = "int8(block=256)"
 straggler_timeout = 3.0
 """
 REGION = next(iter(REGIONS))
-SICK = 3
+UNHEALTHY = 3
 
 
 STEP = 0.13
 
 
-def findings(seed, *, faults=(), duration=40.0, everywhere=0.0, manifest=MANIFEST, parameters=100_000, **sick):
-    """Return the observers of `sick` peers with cause and evidence; fail if another peer is named."""
+def findings(seed, *, faults=(), duration=40.0, everywhere=0.0, manifest=MANIFEST, parameters=100_000, **unhealthy):
+    """Return the observers of `unhealthy` peers with cause and evidence; fail if another peer is named."""
     healthy = {"up": 2e6, "down": 8e6, "loss": everywhere}
     peers = [
-        peer(index, **{"region": REGION, "step": 0.1 + 0.01 * index, **healthy, **(sick if index == SICK else {})})
+        peer(
+            index,
+            **{"region": REGION, "step": 0.1 + 0.01 * index, **healthy, **(unhealthy if index == UNHEALTHY else {})},
+        )
         for index in range(5)
     ]
     scenario = swarm_of(peers, manifest, seed=seed, seconds=duration, faults=faults, parameters=parameters)
     run = play(replace(scenario, jitter=0.1, interval=5.0), preset=LAN, stall=None)
     fields = ("peer", "cause", "detail")
-    return [(event.peer, *(event.fields[name] for name in fields)) for event in events_of(run, "sick")]
+    return [(event.peer, *(event.fields[name] for name in fields)) for event in events_of(run, "unhealthy")]
 
 
 def accused(told):
     return {(peer, cause) for _, peer, cause, _ in told}
 
 
-VICTIM = identity_of(SICK).peer_id.hex()
+VICTIM = identity_of(UNHEALTHY).peer_id.hex()
 
 
 @pytest.mark.trial
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.trial) for seed in (2,))])
 @pytest.mark.parametrize(
-    ("cause", "sick", "evidence"),
+    ("cause", "unhealthy", "evidence"),
     [
         ("slow upload", {"up": 1e5}, r"upload [0-9.]+ kB/s, the others' median 0\.[0-9] MB/s, [678] of [678] rounds"),
         ("slow compute", {"step": 0.5}, r"speed 2\.05e\+03/s, the others' median"),
         ("lossy link", {"loss": 0.12}, r"chunks come every [0-9]+ ms and stall for [0-9.]+ s, [0-9]+ of"),
     ],
 )
-def test_slow_or_lossy_peer_is_named_with_its_cause(seed, cause, sick, evidence):
-    told = findings(seed, duration=90.0 if "loss" in sick else 30.0, **sick)
+def test_slow_or_lossy_peer_is_named_with_its_cause(seed, cause, unhealthy, evidence):
+    told = findings(seed, duration=90.0 if "loss" in unhealthy else 30.0, **unhealthy)
     assert accused(told) == {(VICTIM, cause)}, told
     assert len({who for who, *_ in told}) >= 2 and all(re.search(evidence, text) for *_, text in told), told
 
@@ -77,7 +80,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize(
-    ("method", "parameters", "duration", "cause", "sick"),
+    ("method", "parameters", "duration", "cause", "unhealthy"),
     [
         ("sparseloco", 100_000, 25.0, "slow upload", {"up": 1e4}),
         *(
@@ -102,15 +105,15 @@ METHODS = {
         ),
     ],
 )
-def test_slow_or_lossy_peer_is_named_for_each_method(method, parameters, duration, cause, sick):
-    told = findings(1, manifest=METHODS[method], parameters=parameters, duration=duration, **sick)
+def test_slow_or_lossy_peer_is_named_for_each_method(method, parameters, duration, cause, unhealthy):
+    told = findings(1, manifest=METHODS[method], parameters=parameters, duration=duration, **unhealthy)
     assert accused(told) == {(VICTIM, cause)}, told
 
 
 @pytest.mark.trial
 def test_peer_with_wrong_clock_is_named_by_all_and_accuses_nobody():
     slow = MANIFEST.replace("sync_every = 4", "sync_every = 40")  # the clocks are compared beside the rounds
-    jump = Fault(1.0, "clock-jump", (SICK,), 0.0, 90.0)
+    jump = Fault(1.0, "clock-jump", (UNHEALTHY,), 0.0, 90.0)
     told = findings(1, duration=60.0, faults=[jump], manifest=slow, parameters=2_000)
     assert accused(told) == {(VICTIM, "clock skew")} and len({who for who, *_ in told}) == 4
     assert all("90 s ahead" in text for *_, text in told)

@@ -186,7 +186,7 @@ def test_peers_join_train_checkpoint_and_leave(tmp_path):
             assert one.of("left")[-1]["digest"] == first[5]
             assert one.report.phase == "done" and one.report.checkpoint.endswith("step-00000005")
             assert sorted(one.learner.group) == sorted(other.identity.peer_id for other in ones)
-            assert not one.of("lost"), "nobody is missed while others still want something of it"
+            assert not one.of("link_lost"), "nobody is missed while others still want something of it"
 
     live(tmp_path, scene, rounds=5)
 
@@ -293,7 +293,7 @@ def test_founder_that_restarts_its_run_prints_invite(tmp_path, state):
         await again.until(lambda: again.of("ready"))
         await other.until(lambda: other.of("ready"))
         await asyncio.sleep(1.0)
-        assert len(again.invites) == len(again.of("founded again")) == (not state) and not other.invites
+        assert len(again.invites) == len(again.of("refounded")) == (not state) and not other.invites
         if not state:
             assert again.invites == [again.peer.invite().code()] != first.invites
         for one in (again, other):

@@ -129,7 +129,7 @@ def test_liar_that_repents_counts_again_when_its_contributions_lower_the_loss(pl
     run = played("flip", lying=30.0, seconds=130.0)
     out, rounds = _out(run)[name_of(LIAR)[:8]], [event.fields["round"] for event in events_of(run, "round", 0)]
     assert max(out) < max(rounds) - 5
-    again = [event for event in events_of(run, "counts again", 0) if event.fields["peer"] == name_of(LIAR)]
+    again = [event for event in events_of(run, "counts_again", 0) if event.fields["peer"] == name_of(LIAR)]
     assert again and again[-1].fields["round"] > max(out)
 
 

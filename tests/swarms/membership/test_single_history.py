@@ -80,7 +80,7 @@ def test_peer_that_asks_about_an_old_round_gets_its_verdict(swarm):
             await asker.transport.send(answerer.id, Frame(message))
         await s.finish()
         verdicts = [one for one in heard if isinstance(one, Commit) and one.proposal.round == 3]
-        assert verdicts == 2 * [answerer.session.history.verdict(3, asker.id)]
+        assert verdicts == 2 * [answerer.session.history.commit_of(3, asker.id)]
         assert sum(isinstance(one, Behind) for one in heard) == 2
 
     virtual_loop.run(main(), seed=2)

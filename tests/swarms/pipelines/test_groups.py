@@ -30,7 +30,7 @@ def test_newcomer_takes_stage_of_killed_host():
     late = host(5, 2, join=14.0)
     run = play(scenario((*FULL, *GROUP, late), faults=(KILL,)))
     found = agreed(run)
-    assert [event.fields["stage"] for event in events_of(run, "host lost")] == [2]
+    assert [event.fields["stage"] for event in events_of(run, "host_lost")] == [2]
     assert max(found[4]) == 6 and {(turn - 1) % 3 for turn in found[5]} == {2} and len(found[5]) >= 2
     assert all(contributors(run, turn) == {3} for turn in range(17, 20))
     waits = [event.fields["sync_seconds"] for event in events_of(run, "round", 0, 1)]

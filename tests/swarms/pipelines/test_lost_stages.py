@@ -31,7 +31,7 @@ def lose(*, killed=(), comes=(), stages=3, buddy=2, seconds=21.0, faults=(), rec
 
 def brought(run):
     """Return the peers that recovered a stage, with stage and source."""
-    return [(event.peer, event.fields["stage"], event.fields["source"]) for event in events_of(run, "brought back")]
+    return [(event.peer, event.fields["stage"], event.fields["source"]) for event in events_of(run, "stage_restored")]
 
 
 def one_history(run, stages=3):
@@ -68,8 +68,8 @@ def test_lost_stage_is_restored_from_copy_of_previous_peer():
     found = goes_on(run, (1, 3, 4))
     before, after = [event.fields["round"] for event in found[2]], [event.fields["round"] for event in found[4]]
     assert min(after) > max(before) + 3 and {(turn - 1) % 3 for turn in after} == {1}
-    assert [event.fields["source"] for event in events_of(run, "stage without holder")][-1] == "copy"
-    told = [event.fields["detail"] for event in events_of(run, "host") if event.peer == 1]
+    assert [event.fields["source"] for event in events_of(run, "stage_lost")][-1] == "copy"
+    told = [event.fields["detail"] for event in events_of(run, "host_joined") if event.peer == 1]
     assert told[-1].startswith("stage 1, from: a copy of round ")
     between = [event for event in events_of(run, "round") if LOST + 0.5 < event.at < LOST + 4.0]
     assert between == []  # turns do not pass without it
@@ -82,7 +82,7 @@ def test_lost_stage_without_copy_is_averaged_from_neighbours():
     run = lose(killed=(2,), comes=(1,), buddy=0)
     assert brought(run) == [(4, 1, "average")]
     goes_on(run, (1, 3, 4))
-    assert events_of(run, "host")[-1].fields["detail"] == "stage 1, from: the mean of stages 0 and 2"
+    assert events_of(run, "host_joined")[-1].fields["detail"] == "stage 1, from: the mean of stages 0 and 2"
 
 
 @pytest.mark.trial
@@ -122,7 +122,7 @@ def test_unreachable_holder_adopts_state_of_its_successor():
     """It was taken for dead, and a newcomer has its stage: it takes over that state."""
     run = lose(comes=(1,), faults=(Fault(LOST, "pause", (2,), 8.0),), seconds=24.0)
     assert brought(run) == [(4, 1, "copy")]
-    assert [event.peer for event in events_of(run, "outdated")] == [2]
+    assert [event.peer for event in events_of(run, "host_outdated")] == [2]
     found = goes_on(run, (1, 2, 3, 4), since=LOST + 8.0)
     newest = {one: found[one][-1].fields for one in (2, 4)}
     assert newest[2]["round"] == newest[4]["round"] and newest[2]["contributors"] == 2

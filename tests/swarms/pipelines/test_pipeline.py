@@ -351,7 +351,7 @@ def test_refusing_host_is_bypassed():
         await replica.settled()
         assert outcome.finished == set(range(MICROS)) and not outcome.skipped and not outcome.lost
         assert set(outcome.counted[2]) == {replica.hosts[3].id}
-        assert {fields["reason"] for name, fields in replica.origin.log if name == "micro-batch failed"} == {"full"}
+        assert {fields["reason"] for name, fields in replica.origin.log if name == "micro_batch_failed"} == {"full"}
         check(replica, outcome)
 
     run(main())
@@ -366,7 +366,7 @@ def test_sender_of_non_finite_values_is_bypassed():
         outcome = await replica.step()
         assert outcome.finished == set(range(MICROS)) and not outcome.skipped
         assert set(outcome.counted[2]) == {replica.hosts[3].id}
-        reasons = {fields["reason"] for name, fields in replica.origin.log if name == "micro-batch failed"}
+        reasons = {fields["reason"] for name, fields in replica.origin.log if name == "micro_batch_failed"}
         assert reasons == {"not finite"}
 
     run(main())

@@ -85,7 +85,7 @@ def test_planned_group_continues_without_a_lost_stage(seen):
     assert steps[6].counted.keys() == {1, 2} and steps[-1].counted.keys() == {2} and not steps[-1].lost
     by_fragment = {(turn - 1) % 3: contributors(run, turn) for turn in range(last - 3, last)}
     assert by_fragment == {0: {2}, 1: {1}, 2: {2}}
-    assert [event.fields["stage"] for event in events_of(run, "stage without holder")][-1] == 1
+    assert [event.fields["stage"] for event in events_of(run, "stage_lost")][-1] == 1
 
 
 @pytest.mark.trial
@@ -95,7 +95,7 @@ def test_host_moves_to_the_slowest_stage(seen):
     peers = (peer(0), weak(1, join=9.0), weak(2, step=1.0), weak(3), weak(4))
     run = play(scenario(peers, pipeline="rebalance = 8.0\nbackup_every = 0\n", seconds=40.0))
     found = agreed(run)
-    (moved,) = events_of(run, "move")
+    (moved,) = events_of(run, "host_moved")
     assert moved.peer == 4 and moved.fields["detail"] == "from stage 2 to 1"
     (left,) = [event.peer for event in events_of(run, "down") if event.fields["reason"] == "left"]
     assert left in (1, 3)
@@ -105,7 +105,7 @@ def test_host_moves_to_the_slowest_stage(seen):
     assert {(turn - 1) % 3 for turn in found[stayed]} == {2} and max(found[stayed]) > max(found[left]) - 3
     # The slow host computes one of two micro-batches instead of both; links take the same time as before.
     assert steps[-1].measured < 2 / 3 * steps[0].measured
-    assert not events_of(run, "stage without holder")[1:]  # but for the first moment
+    assert not events_of(run, "stage_lost")[1:]  # but for the first moment
 
 
 @pytest.mark.trial
@@ -115,7 +115,7 @@ def test_spare_host_moves_to_empty_stage():
     faults = (Fault(19.0, "kill", (2,)),)
     run = play(scenario(peers, pipeline="rebalance = 20.0\n", seconds=36.0, faults=faults))
     found = agreed(run)
-    (moved,) = events_of(run, "move")
+    (moved,) = events_of(run, "host_moved")
     assert moved.fields["detail"] == "from stage 2 to 1" and moved.at > 19
     mover = next(index for index in (1, 3) if len(events_of(run, "up", index)) == 2)
     last = last_round(found)
@@ -128,6 +128,6 @@ def test_host_with_assigned_stage_does_not_move():
     """Its origin asks it once, and no other peer does."""
     hosts = (host(1, 0, origin=1), host(2, 1, origin=1, step=1.0), host(3, 2, origin=1), host(4, 2, origin=1))
     run = play(scenario((peer(0), *hosts), pipeline="rebalance = 4.0\n", seconds=24.0))
-    asked = [event.fields["peer"] for event in events_of(run, "move")]
+    asked = [event.fields["peer"] for event in events_of(run, "host_moved")]
     assert len(asked) == len(set(asked)) == 2
     assert {(turn - 1) % 3 for index in (3, 4) for turn in agreed(run)[index]} == {2}

@@ -65,7 +65,7 @@ def losses(run):
 def test_leader_that_reports_a_false_vote_of_its_own_does_not_change_the_results():
     """It leaves out promises, so its results may be decided. No honest peer votes for them: their norms are too large."""
     run = lied("false-vote", seconds=40.0)
-    refused = [event for event in run.journal.of("refused result") if event.peer in HONEST]
+    refused = [event for event in run.journal.of("result_refused") if event.peer in HONEST]
     assert not run.violations and refused, "the attack was made"
     found, clean = losses(run), losses(lied("", seconds=40.0))
     assert max(found) >= 4 and found == {number: pytest.approx(clean[number], rel=0.5) for number in found}

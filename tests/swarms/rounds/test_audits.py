@@ -57,7 +57,7 @@ def _stretched(swarm, monkeypatch, scale):
         honest = [index for index in range(PEERS) if index != LIAR]
         await s.finish(honest)
         s.check(honest)
-        refused = [fields["peer"] for index in honest for fields in _told(s.nodes[index], "refused result")]
+        refused = [fields["peer"] for index in honest for fields in _told(s.nodes[index], "result_refused")]
         assert set(refused) == ({s.nodes[LIAR].id.hex()} if scale != 1.0 else set())
         return s.nodes[honest[0]].replica.digest
 
@@ -142,7 +142,7 @@ def test_honest_owners_are_never_accused_when_peers_come_and_go(swarm, seed):
         s.check(alive, dead_lineages=True)
         for node in s.nodes.values():
             assert not any(fields["false"] for fields in _told(node, "audited"))
-            assert not _told(node, "refuted audit") and not _banned(node)
+            assert not _told(node, "audit_refuted") and not _banned(node)
             assert "withheld" not in {reason for missing in node.missing.values() for reason in missing.values()}
         assert sum(len(_told(s.nodes[index], "audited")) for index in alive) > 2 * PEERS
 
@@ -263,7 +263,7 @@ def test_false_accuser_excludes_nobody_and_is_ignored_in_the_end(swarm, serves):
         s.check()
         for index in range(PEERS):
             if index != LIAR:
-                refuted = _told(s.nodes[index], "refuted audit")
+                refuted = _told(s.nodes[index], "audit_refuted")
                 assert len(refuted) == 3 and {fields["peer"] for fields in refuted} == {accuser.id.hex()}
                 assert all(("right" in fields["detail"]) is serves for fields in refuted)
         assert not any(_banned(node) for node in s.nodes.values())

@@ -50,7 +50,7 @@ def reasons(proposal, index):
     return [entry.reason for entry in proposal.excluded if entry.peer == identity_of(index).peer_id]
 
 
-SICK = identity_of(5).peer_id.hex()
+UNHEALTHY = identity_of(5).peer_id.hex()
 AUTO = 'straggler_timeout = "auto"\n'
 
 
@@ -61,10 +61,10 @@ def test_peer_that_is_always_late_costs_two_waits_and_is_named(monkeypatch, exch
     run, seen = play(monkeypatch, (FAST,) * 5 + (SLOW,), exchange=exchange)
     late = [round for round, (_, proposal) in seen.items() if reasons(proposal, 5) == ["late"]]
     assert pace(seen, late[1]) < 1.1 * pace(without, late[1]), "after two late rounds nobody waits for it"
-    told = [event for event in events_of(run, "sick") if event.fields["peer"] == SICK]
+    told = [event for event in events_of(run, "unhealthy") if event.fields["peer"] == UNHEALTHY]
     assert {event.fields["cause"] for event in told} == {"slow"} and {event.peer for event in told} == set(range(5))
     assert all(event.at <= seen[10][0] for event in told)
-    assert {event.fields["peer"] for event in events_of(run, "sick")} == {SICK}
+    assert {event.fields["peer"] for event in events_of(run, "unhealthy")} == {UNHEALTHY}
     said = [event.fields["detail"] for event in events_of(run, "alarm", 5)]
     assert said[0].startswith("contributed to 0 of 6 rounds: this machine is 3.5 times slower than the others")
     assert 'outer.step_balancing = "by-speed"' in said[0] and not events_of(run, "alarm", *range(5))
@@ -105,7 +105,7 @@ def test_peer_that_was_late_once_is_waited_for(monkeypatch):
     assert len(late) == 1, "its steps of one round began in the slow spell"
     after = [round for round in sorted(seen) if round > late[0] + 1]
     assert len(after) > 5 and all(contributes(seen[round][1], 5) for round in after)
-    assert "slow" not in {event.fields["cause"] for event in events_of(run, "sick")}
+    assert "slow" not in {event.fields["cause"] for event in events_of(run, "unhealthy")}
 
 
 COLLECTIVES = {

@@ -135,10 +135,10 @@ def test_plain_mean_diverges(exchange: str, lie: str) -> None:
 
 def test_contributor_that_is_clipped_hard_is_reported() -> None:
     run = _run("butterfly", "flip10")
-    named = {event.fields["peer"] for event in events_of(run, "sick") if event.fields["cause"] == "clipped"}
+    named = {event.fields["peer"] for event in events_of(run, "unhealthy") if event.fields["cause"] == "clipped"}
     assert len(named) == 1 and named.isdisjoint(
-        {event.fields["peer"] for event in events_of(_run("butterfly", ""), "sick")}
+        {event.fields["peer"] for event in events_of(_run("butterfly", ""), "unhealthy")}
     )
-    details = [event.fields["detail"] for event in events_of(run, "sick")]
+    details = [event.fields["detail"] for event in events_of(run, "unhealthy")]
     assert all("times the median, 6 of 6 rounds" in detail for detail in details)
     assert details, "the owners of chunks see it"

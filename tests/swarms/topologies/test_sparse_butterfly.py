@@ -147,7 +147,7 @@ def test_joiner_takes_chunks_over_and_their_owner_residuals_are_dropped(sieve, p
         assert joined.id in s.nodes[0].contributors[8]
         found, count = holders(s, s.nodes), len(joined.session.grid)
         assert all(len(one) == 1 for one in found) and {7} < {one[0] for one in found}
-        said = [fields for node in s.nodes.values() for _, name, fields in node.log if name == "given up"]
+        said = [fields for node in s.nodes.values() for _, name, fields in node.log if name == "residual_lost"]
         # A quarter of the chunks went to the newcomer, and few others elsewhere.
         moved = sum(int(str(fields["detail"]).split()[2]) for fields in said)
         assert count // 4 <= moved <= count // 2
@@ -315,7 +315,7 @@ def test_leader_that_owns_all_chunks_makes_nobody_lose_residuals(sieve):
         await s.finish()
         s.check()
         assert before["kept"].any()
-        assert not any(name == "given up" for node in s.nodes.values() for _, name, _ in node.log)
+        assert not any(name == "residual_lost" for node in s.nodes.values() for _, name, _ in node.log)
         _, _, means = expected(s, 8)
         first = np.random.default_rng(7).standard_normal(s.size).astype(np.float32)
         np.testing.assert_allclose((first - liar.replica.theta) / 0.9 + kept(s), means, atol=1e-5)
@@ -435,11 +435,11 @@ def test_restarted_owner_restores_residual_if_state_is_unchanged(sieve, missed):
         s.check()
         assert len(seen["kept"]) >= len(s.nodes[0].session.grid) // 3
         if missed:
-            assert not seen["after"] and any(name == "given up" for _, name, _ in s.nodes[1].log)
+            assert not seen["after"] and any(name == "residual_lost" for _, name, _ in s.nodes[1].log)
         else:
             assert seen["after"].keys() == seen["kept"].keys()
             assert all(np.array_equal(seen["after"][chunk], rest) for chunk, rest in seen["kept"].items())
-            assert not any(name == "given up" for _, name, _ in s.nodes[1].log)
+            assert not any(name == "residual_lost" for _, name, _ in s.nodes[1].log)
 
     virtual_loop.run(main(), seed=3)
 
@@ -482,7 +482,7 @@ def test_restarted_owner_does_not_resend_committed_residual(sieve):
         s.check()
         again = s.nodes[owner]
         assert seen["kept"] and [fields["round"] for _, name, fields in again.log if name == "synced"] == [3]
-        assert not seen["after"] and any(name == "given up" for _, name, _ in again.log)
+        assert not seen["after"] and any(name == "residual_lost" for _, name, _ in again.log)
         assert rests(again)  # of later rounds
 
     virtual_loop.run(main(), seed=3)
@@ -492,7 +492,7 @@ def test_owner_that_fetches_state_drops_its_residuals(sieve):
     async def main():
         s = sieve(4, rounds=7)
         assert len(await scenes.differ(s, 2, 123)) == 1
-        assert any(name == "given up" for _, name, _ in s.nodes[2].log)
+        assert any(name == "residual_lost" for _, name, _ in s.nodes[2].log)
         assert s.nodes[2].digests[7] == s.nodes[1].digests[7]
 
     virtual_loop.run(main(), seed=4)

@@ -35,16 +35,16 @@ def gathered(diagnosis, count, *, first=0, delay=lambda peer, at: 0.02, trip=0.0
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(
-    ("cause", "sick"),
+    ("cause", "unhealthy"),
     [
         ("slow upload", {"rate": lambda peer, at: 1e5 if peer == PEERS[2] else 1e6}),
         ("slow compute", {"speed": lambda peer, at: 20.0 if peer == PEERS[2] else 100.0}),
         ("lossy link", {"stall": lambda peer, at: 0.6 * (peer == PEERS[2] and at % 3 > 0)}),
     ],
 )
-def test_partner_is_compared_with_earlier_partners(seed, cause, sick):
+def test_partner_is_compared_with_earlier_partners(seed, cause, unhealthy):
     diagnosis = Diagnosis(paired=True)
-    exchanges(diagnosis, 120, seed=seed, **sick)
+    exchanges(diagnosis, 120, seed=seed, **unhealthy)
     assert {peer: found.cause for peer, found in diagnosis.findings.items()} == {PEERS[2]: cause}
 
 

@@ -22,7 +22,7 @@ def peers(number=30):
     some = (
         PeerStatus(peer=IN, name=LONG, state="alive", round=7, age=2.0, loss=3.5, up=5000, down=100, rtt=0.012),
         PeerStatus(peer=LATE, name="late", state="alive", relay=IN),
-        PeerStatus(peer="dd" * 32, state="suspect", sick="slow upload: " + "x" * 300),
+        PeerStatus(peer="dd" * 32, state="suspect", diagnosis="slow upload: " + "x" * 300),
         PeerStatus(peer="ee" * 32, state="dead", reason="no answer"),
         PeerStatus(peer="ff" * 32, state="banned", reason="banned: two votes"),
     )

@@ -7,11 +7,11 @@ from thinwire.node.membership.peer_diagnosis import CLOCK_SECONDS, PeerDiagnosis
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import WallClock
 
-ONE, TWO, SICK = (bytes([i]) * 32 for i in range(3))
+ONE, TWO, UNHEALTHY = (bytes([i]) * 32 for i in range(3))
 
 
 def watching():
-    events, live = [], {ONE, TWO, SICK}
+    events, live = [], {ONE, TWO, UNHEALTHY}
     watch = PeerDiagnosis(
         None,
         SimpleNamespace(control=lambda peer, message: None),
@@ -32,21 +32,21 @@ def watching():
 
 def test_new_link_alone_does_not_clear_a_finding():
     watch, events, _, hours = watching()
-    hours(SICK, 100, 3)
-    assert [event[:2] for event in events] == [("sick", SICK.hex())]
+    hours(UNHEALTHY, 100, 3)
+    assert [event[:2] for event in events] == [("unhealthy", UNHEALTHY.hex())]
     for _ in range(4):
-        watch.on_link_down(SICK)
-        hours(SICK, 100)
-    assert len(events) == 1 and watch.shown(SICK).startswith("clock skew")
-    hours(SICK, 0, 8)
-    assert events[1:] == [("well", SICK.hex(), "clock skew")] and watch.shown(SICK) == ""
+        watch.on_link_down(UNHEALTHY)
+        hours(UNHEALTHY, 100)
+    assert len(events) == 1 and watch.shown(UNHEALTHY).startswith("clock skew")
+    hours(UNHEALTHY, 0, 8)
+    assert events[1:] == [("healthy", UNHEALTHY.hex(), "clock skew")] and watch.shown(UNHEALTHY) == ""
 
 
 def test_finding_about_absent_peer_ends_with_an_event():
     watch, events, live, hours = watching()
-    hours(SICK, 100, 3)
-    live.discard(SICK)
-    watch.on_link_down(SICK)
+    hours(UNHEALTHY, 100, 3)
+    live.discard(UNHEALTHY)
+    watch.on_link_down(UNHEALTHY)
     assert len(events) == 1
     for number in range(64):
         stranger = bytes([number, 9]) * 16
@@ -54,7 +54,7 @@ def test_finding_about_absent_peer_ends_with_an_event():
         hours(stranger, 100, 3)
         live.discard(stranger)
         watch.on_link_down(stranger)
-    assert ("well", SICK.hex(), "clock skew; it is gone") in events
+    assert ("healthy", UNHEALTHY.hex(), "clock skew; it is gone") in events
 
 
 def test_clock_is_told_to_all_peers_in_turn():
@@ -92,11 +92,11 @@ def test_peer_that_floods_is_named_once_until_it_has_stopped_for_a_while():
             watch.on_tick()
 
     intervals(20, 9)
-    assert events == [("sick", TWO.hex(), "too many frames")]
+    assert events == [("unhealthy", TWO.hex(), "too many frames")]
     assert (
         watch.shown(TWO) == "too many frames: it sent more small frames than are read from one peer, 8 of 8 intervals"
     )
     intervals(WINDOW - 1, 0)
     assert len(events) == 1 and not watch.shown(ONE)
     intervals(1, 0)
-    assert events[1:] == [("well", TWO.hex(), None)] and not watch.shown(TWO)
+    assert events[1:] == [("healthy", TWO.hex(), None)] and not watch.shown(TWO)

@@ -247,7 +247,7 @@ async def test_relay_is_left_if_a_peer_that_owes_data_sends_control_messages_and
         await scene.come(CAT, Behind(1))
         scene.transport.arrivals.put_nowait(Arrival(CAT, None, RELAY_STUCK, BEN))
         await asyncio.sleep(MOMENT)
-        assert scene.events[-1] == ("lost", {"peer": CAT.hex(), "reason": RELAY_STUCK, "relay": BEN.hex()})
+        assert scene.events[-1] == ("link_lost", {"peer": CAT.hex(), "reason": RELAY_STUCK, "relay": BEN.hex()})
 
 
 @simulated
@@ -320,7 +320,7 @@ async def test_lost_link_is_reported_and_its_peer_probed_at_once():
         await scene.come(ANN, Behind(1))
         scene.clear()
         await scene.lose(ANN)
-        assert scene.events == [("lost", {"peer": ANN.hex(), "reason": RESET})]
+        assert scene.events == [("link_lost", {"peer": ANN.hex(), "reason": RESET})]
         assert scene.log.calls == [("down", ANN, False)] and not scene.presence.live
         assert len(scene.sent(ANN, Ping)) == 1
         await scene.lose(ANN)
@@ -581,7 +581,7 @@ async def test_time_in_which_the_process_was_suspended_is_reported_to_people():
         lost[0] += 112.0
         await asyncio.sleep(1.0)
     text = "for 112 s: the process was suspended, or the machine was overloaded"
-    assert scene.events == [("stopped", {"detail": text})]
+    assert scene.events == [("suspended", {"detail": text})]
 
 
 # --- deadlines

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from thinwire.node.outer.round_history import FOLLOWED_SECONDS, MOST_ROUNDS, MOST_VERDICTS, RoundHistory
+from thinwire.node.outer.round_history import FOLLOWED_SECONDS, MOST_COMMITS, MOST_ROUNDS, RoundHistory
 
 ANN, BEN, CAT = (bytes([n]) * 32 for n in (1, 2, 3))
 
@@ -155,11 +155,11 @@ def test_stored_rounds_are_bounded_in_number_and_bytes():
     assert huge.prune(past_round(3), read=True) == [2], "the last one whatever it is"
 
 
-def test_verdicts_are_kept_longer_than_results(shelf):
-    shelf.fill(MOST_VERDICTS + 3)
-    shelf.prune(past_round(MOST_VERDICTS + 4))
-    kept = [round for round in range(MOST_VERDICTS + 9) if shelf.history.verdict(round, ANN) is not None]
-    assert kept == list(range(4, MOST_VERDICTS + 4))
-    assert shelf.history.verdict(9, CAT) is None, "who had no say in it"
+def test_commits_are_kept_longer_than_results(shelf):
+    shelf.fill(MOST_COMMITS + 3)
+    shelf.prune(past_round(MOST_COMMITS + 4))
+    kept = [round for round in range(MOST_COMMITS + 9) if shelf.history.commit_of(round, ANN) is not None]
+    assert kept == list(range(4, MOST_COMMITS + 4))
+    assert shelf.history.commit_of(9, CAT) is None, "who had no say in it"
     shelf.history.clear()
-    assert shelf.history.verdict(5, ANN) is None, "it is not our history any more"
+    assert shelf.history.commit_of(5, ANN) is None, "it is not our history any more"

@@ -189,7 +189,7 @@ def test_lost_owner_residuals_are_reported_once():
     scene = Scene(owner_residuals=residuals)
     scene.session.advance()
     scene.session.advance()
-    reports = [fields["detail"] for name, fields in scene.events if name == "given up"]
+    reports = [fields["detail"] for name, fields in scene.events if name == "residual_lost"]
     assert reports == ["residuals of 3 chunks, norm 2"] and residuals.lost == (0, 0.0)
 
 
@@ -298,14 +298,14 @@ def test_round_is_overtaken_from_its_commit_until_the_replica_has_it():
         scene = Scene()
         session = scene.session
         scene.announce()
-        assert session.verdict is None and not session.overtaken
+        assert session.open_commit is None and not session.overtaken
         scene.deliver_round()
-        assert session.verdict is session.current.agreement.commit is not None and session.overtaken
+        assert session.open_commit is session.current.agreement.commit is not None and session.overtaken
         outcome = await session.outcome(give_up=1.0)
         await session.change(at_once, lambda: scene.replica.commit(outcome, ME))
-        assert session.verdict is None and not session.overtaken
+        assert session.open_commit is None and not session.overtaken
         scene.replica.round += 3
-        assert session.verdict is None, "a later state was fetched"
+        assert session.open_commit is None, "a later state was fetched"
         session.catch_up.behind.set()
         assert session.overtaken
 

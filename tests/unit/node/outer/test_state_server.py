@@ -449,7 +449,7 @@ def test_source_of_wrong_chunks_is_reported_once_by_name():
             await begin()
             send()
             assert await task is None
-        assert [fields["source"] for kind, fields in here.events if kind == "wrong chunk"] == [short(ANN)]
+        assert [fields["source"] for kind, fields in here.events if kind == "wrong_chunk"] == [short(ANN)]
 
     asyncio.run(main())
 

@@ -40,7 +40,9 @@ def test_table_of_peers_has_every_reason_in_full_and_nothing_else(capsys):
         "suspect": "",
     }
     peers = tuple(
-        PeerStatus(peer=f"{number:x}" * 64, name=f"n{number}", state=state, reason=reason, age=7.0, sick="slow upload")
+        PeerStatus(
+            peer=f"{number:x}" * 64, name=f"n{number}", state=state, reason=reason, age=7.0, diagnosis="slow upload"
+        )
         for number, (state, reason) in enumerate(reasons.items(), 1)
     )
     show_peers(Status(process=1, process_started=0.0, wall=0.0, peer="ab" * 32, peers=peers))

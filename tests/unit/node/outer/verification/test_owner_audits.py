@@ -213,7 +213,7 @@ def test_refuted_accuser_is_followed_a_few_times_only():
         scene.accuse(BEN, 2, number)
         assert bool(scene.fetched()) is (number <= REFUTED)
         scene.serve(2, number, sender=BEN)
-    assert scene.events.count("refuted audit") == REFUTED and scene.queue.of(Verdict) == []
+    assert scene.events.count("audit_refuted") == REFUTED and scene.queue.of(Verdict) == []
 
 
 @pytest.mark.parametrize(
@@ -313,4 +313,4 @@ def test_accusation_of_a_known_liar_costs_the_accuser_nothing():
     scene.accuse(BEN, index)
     for number in range(2, 8):
         scene.round(number)
-    assert "refuted audit" not in scene.events
+    assert "audit_refuted" not in scene.events

@@ -32,8 +32,11 @@ def test_plan_is_that_of_the_command_for_the_measured_peers_and_links():
     answer = plan(asked).round
     assert rows["its exchange"].planned == pytest.approx(answer.agreement + answer.data)
     assert rows["a round"].planned == pytest.approx(answer.computing + answer.agreement + answer.data)
-    assert answer.computing == pytest.approx(8.0) and rows["a round"].came == 5.0
-    assert (rows["sent a round"].planned, rows["sent a round"].came) == (pytest.approx(answer.sent + 3 * 500), 1000.0)
+    assert answer.computing == pytest.approx(8.0) and rows["a round"].measured == 5.0
+    assert (rows["sent a round"].planned, rows["sent a round"].measured) == (
+        pytest.approx(answer.sent + 3 * 500),
+        1000.0,
+    )
     assert rows["utilisation"].planned == pytest.approx(answer.utilisation)
 
 
@@ -43,7 +46,7 @@ def test_rounds_of_fragments_are_kept_for_several_cycles():
         fields = {"contributors": 3, "sync_seconds": 0.1, "steps": 1, "bytes_up": 10 * turn, "bytes_down": 10 * turn}
         check.add({"fragment": turn % 40, **fields}, at=float(turn), fragments=40)
     rows = compared(check, '[outer]\nmethod = "streaming"\nfragments = 40\nsync_every = 40\n')
-    assert (rows["a round"].came, rows["sent a round"].came) == (40.0, 400.0)
+    assert (rows["a round"].measured, rows["sent a round"].measured) == (40.0, 400.0)
 
 
 def test_round_without_our_contribution_is_in_no_figure():
@@ -51,7 +54,7 @@ def test_round_without_our_contribution_is_in_no_figure():
     check.interrupt()
     fields = {"contributors": 3, "sync_seconds": 1.0, "steps": 10, "bytes_up": 10**9, "bytes_down": 10**9}
     check.add(fields, at=10_000.0)
-    assert compared(check)["sent a round"].came == 1000.0
+    assert compared(check)["sent a round"].measured == 1000.0
     assert not compared(played(3)) and compared(check)
 
 

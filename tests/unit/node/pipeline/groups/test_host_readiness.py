@@ -109,10 +109,10 @@ def test_host_that_changes_its_stage_often_is_rate_limited():
         post(readiness, FIRST, 0, 4, 1)
         for number in range(100):
             post(readiness, FIRST, 0, 4, 2 - number % 2)
-        assert readiness.hosts == {1: [FIRST], 2: []} and origin.told == ["host"]
+        assert readiness.hosts == {1: [FIRST], 2: []} and origin.told == ["host_joined"]
         await asyncio.sleep(SETTLED)
         post(readiness, FIRST, 0, 4, 2)
-        assert readiness.hosts == {1: [], 2: [FIRST]} and origin.told == ["host", "host lost", "host"]
+        assert readiness.hosts == {1: [], 2: [FIRST]} and origin.told == ["host_joined", "host_lost", "host_joined"]
         readiness.on_link_down(FIRST, gone=True)
         post(readiness, FIRST, 0, 4, 1)
         assert readiness.hosts == {1: [FIRST], 2: []}

@@ -22,7 +22,7 @@ def test_plan_summary_figures_are_consistent(published):
     assert timeline == play(made, found.paths) and timeline.makespan == found.makespan
     # A forward, a backward and at origins a loss for each of the 12 micro-batches on each of 3 peers.
     assert sum(found.working) * found.makespan == pytest.approx(0.44 * 12 * (3 * 2.5 + 0.25))
-    assert found.links < found.way < found.makespan
+    assert found.links < found.alone < found.makespan
 
 
 def test_gantt_text_shows_operations_of_each_peer():

@@ -185,7 +185,7 @@ def test_plan_with_unbridgeable_gap_is_reported():
     far[7] = [bytes([7]) * 32]
     route_planner, _, stage_holders, log = scene(holders=far)
     stage_holders.lost.update(peer for stage in range(1, 7) for peer in far[stage])
-    assert ask(route_planner, stage_holders) is None and log == [("no plan", None)]
+    assert ask(route_planner, stage_holders) is None and log == [("plan_failed", None)]
     assert ask(route_planner, stage_holders) is None and len(log) == 1, "once"
 
 
