@@ -57,7 +57,7 @@ class PeerDiagnosis:
         return named(self.diagnosis.findings, peer)
 
     def slow(self) -> set[PeerId]:
-        """Return peers that delay others: all unhealthy peers but those with a wrong clock or long contributions."""
+        """Return peers that delay others: unhealthy ones, unless by a wrong clock or long contributions."""
         return {peer for peer, found in self.diagnosis.findings.items() if found.cause not in ("clock skew", CLIPPED)}
 
     def saw(self, peer: PeerId, frame: Frame) -> bool:

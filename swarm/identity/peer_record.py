@@ -133,7 +133,7 @@ class PeerRecord:
 
     @property
     def first_attempt(self) -> int:
-        """Number of the first announcement of the process with this record, above those of its earlier processes.
+        """Number of the first announcement of its process, above those of the peer's earlier processes.
 
         Sequences begin with the milliseconds since 1970, so these are seconds; too low only if rounds took less than one.
         """

@@ -20,6 +20,7 @@ from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.swarm.frame import Frame, sign_message
 from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.lineage import name_of_fork
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.messages.registry import (
@@ -111,7 +112,7 @@ class Scene:
         roster = SimpleNamespace(
             peers=peers,
             ban_items=(),
-            record=SimpleNamespace(first_attempt=sequence // 1000, peer_id=ME),
+            record=PeerRecord(ME, bytes(32), b"", b"", (), 0, sequence, issued=1, ttl=1, wire=b"", item=b""),
             on_trial=lambda peer: peer in self.newcomers,
             protect=lambda peers, failed: None,
             progress=0,

@@ -36,7 +36,7 @@ def test_text_of_an_event_names_its_numbers():
         "joined peer abababab · 45.0.2.1:7400",
         "phase round 3 · open",
         "trial score -0.05 · assigned 0.00292",
-        "held_out loss 3.478 · seconds 123457",
+        "held out loss 3.478 · seconds 123457",
     )
 
 
