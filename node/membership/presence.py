@@ -24,9 +24,9 @@ from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.node.membership.peer_diagnosis import PeerDiagnosis
 from thinwire.node.runtime.event_log import Emit
 from thinwire.swarm.frame import Frame
+from thinwire.swarm.membership.eviction import MAX_PEERS
 from thinwire.swarm.membership.gossip_items import evidence_item, read_verdict, verdict_item
 from thinwire.swarm.membership.swim import Roster
-from thinwire.swarm.membership.transitions import MAX_PEERS
 from thinwire.swarm.messages.registry import (
     Ack,
     Activation,

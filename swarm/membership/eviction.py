@@ -9,70 +9,120 @@ from __future__ import annotations
 
 import ipaddress
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from thinwire.swarm.identity.address import is_ip, scope_of, split_address, subnet_of
 from thinwire.swarm.identity.admission_token import AdmissionPolicy
 from thinwire.swarm.identity.peer_record import PeerRecord
-from thinwire.swarm.membership.peer_table import PeerEntry
+from thinwire.swarm.membership.peer_table import PeerEntry, PeerTable
 from thinwire.swarm.messages.registry import MAX_ENDORSED, PeerId
 
+MAX_PEERS = 4096
+"""Maximum number of peers in a table, departed ones included.
 
-def rivals(
-    entries: Mapping[PeerId, PeerEntry],
+Larger swarms would need another protocol.
+"""
+
+
+class Place(NamedTuple):
+    """Place in the view for a peer of this `network`. evicted: peer that must go for it, with the reason, if any must."""
+
+    network: str
+    evicted: PeerId | None = None
+    reason: str = ""
+
+
+def needs_place(entry: PeerEntry, record: PeerRecord, source: str) -> bool:
+    """Return True if a known peer needs a place: it comes back into the view, or it comes to our gate and has no link yet.
+
+    In the second case others have reported it, so its network was only claimed. Every unknown peer needs a place.
+    """
+    if entry.live:
+        return bool(source) and not entry.linked
+    return entry.state != "banned" and entry.is_older_than(record)
+
+
+def find_place(
+    table: PeerTable,
     record: PeerRecord,
-    network: str,
     policy: AdmissionPolicy | None,
-    protected: Collection[PeerId],
-) -> list[PeerId]:
+    rng: random.Random,
+    *,
+    source: str,
+    authenticated: bool,
+) -> Place | None:
+    """Return the place that a peer may take; None if there is none. An authenticated one may evict another peer."""
+    peer, entry = record.peer_id, table.entries.get(record.peer_id)
+    network = entry.network if entry is not None and not source else ""
+    network = network or _network_of(record, source, authenticated=authenticated)
+    may_evict = authenticated and peer not in table.failed
+    if rivals := _rivals(table, record, network, policy):
+        evicted = _evicted_rival(table, rivals, rng) if may_evict else None
+        if evicted is None:
+            return None
+        failed = table.entries[evicted].linked
+        return Place(
+            network, evicted, "forgotten: it has failed on trial" if failed else "forgotten: it has not connected"
+        )
+    if entry is not None or len(table.entries) < MAX_PEERS:
+        return Place(network)
+    evicted = _evicted_from_full_table(table) if may_evict else None
+    return Place(network, evicted, "forgotten: the table is full") if evicted is not None else None
+
+
+def _rivals(table: PeerTable, record: PeerRecord, network: str, policy: AdmissionPolicy | None) -> list[PeerId]:
     """Return the peers on trial of which one must go before another one may enter; none if there is room.
 
     At most MAX_ENDORSED live peers are on trial, a quarter of the largest group, and `policy.per_network` (0: no limit) of
-    one known `network`. `protected`: peers that are not on trial any more.
+    one known `network`. Protected peers are not on trial any more.
     """
-    if policy is None or record.peer_id in protected or not policy.on_trial(record.token, record.peer_id):
+    if policy is None or record.peer_id in table.protected or not policy.on_trial(record.token, record.peer_id):
         return []
     others = [
         peer
-        for peer, entry in entries.items()
-        if entry.live and peer not in protected and peer != record.peer_id and policy.on_trial(entry.record.token, peer)
+        for peer, entry in table.entries.items()
+        if entry.live
+        and peer not in table.protected
+        and peer != record.peer_id
+        and policy.on_trial(entry.record.token, peer)
     ]
-    near = [peer for peer in others if entries[peer].network == network]
+    near = [peer for peer in others if table.entries[peer].network == network]
     if network and len(near) >= policy.per_network > 0:
         return near
     return others if len(others) >= MAX_ENDORSED else []
 
 
-def evicted_rival(
-    entries: Mapping[PeerId, PeerEntry], among: Sequence[PeerId], failed: Collection[PeerId], rng: random.Random
-) -> PeerId | None:
+def _evicted_rival(table: PeerTable, among: Sequence[PeerId], rng: random.Random) -> PeerId | None:
     """Return the one of these peers to evict; None if all of them have had a link, and none has failed.
 
     Peers that are only known from others come first, those that have had a link and have failed on trial last. The peer is
     drawn at random: if it were the oldest one, a flood of Hello messages would always push out an honest newcomer before its
     link is open.
     """
-    unlinked = [peer for peer in among if not entries[peer].linked]
-    reported = [peer for peer in unlinked if not entries[peer].authenticated]
-    evictable = reported or unlinked or [peer for peer in among if peer in failed]
+    unlinked = [peer for peer in among if not table.entries[peer].linked]
+    reported = [peer for peer in unlinked if not table.entries[peer].authenticated]
+    evictable = reported or unlinked or [peer for peer in among if peer in table.failed]
     return rng.choice(evictable) if evictable else None
 
 
-def evicted_from_full_table(entries: Mapping[PeerId, PeerEntry], protected: Collection[PeerId]) -> PeerId | None:
+def _evicted_from_full_table(table: PeerTable) -> PeerId | None:
     """Return a peer to evict from a full table, the one banned last if possible; None if there is none.
 
-    It is a peer outside `protected` that is only known from others, or is not present: dead, gone or banned. If made-up or
+    It is an unprotected peer that is only known from others, or is not present: dead, gone or banned. If made-up or
     banned keys could fill the table, peers that connect themselves would find no room; if any peer could be evicted,
     members would be lost.
     """
     evictable = [
-        peer for peer, entry in entries.items() if peer not in protected and not (entry.authenticated and entry.live)
+        peer
+        for peer, entry in table.entries.items()
+        if peer not in table.protected and not (entry.authenticated and entry.live)
     ]
-    banned = [peer for peer in evictable if entries[peer].state == "banned"]
-    return max(banned, key=lambda peer: entries[peer].since, default=evictable[0] if evictable else None)
+    banned = [peer for peer in evictable if table.entries[peer].state == "banned"]
+    return max(banned, key=lambda peer: table.entries[peer].since, default=evictable[0] if evictable else None)
 
 
-def network_of(record: PeerRecord, source: str, *, authenticated: bool) -> str:
+def _network_of(record: PeerRecord, source: str, *, authenticated: bool) -> str:
     """Return the network of a peer; empty if it is unknown.
 
     It is the network of `source`, from where the peer has come to our gate. The first public address in its record counts if

@@ -92,7 +92,7 @@ class GossipIntake:
             self._evidence(None, item, now)
             self._revocation(None, item, now)
             if (verdict := gossip_items.read_verdict(item)) is not None:
-                self._transitions.ban_by_item(verdict.owner, item, now)
+                self._transitions.bans.ban_by_item(verdict.owner, item, now)
 
     def _within_budget(self, source: PeerId | None, now: float) -> bool:
         if source is None:
@@ -123,11 +123,11 @@ class GossipIntake:
     def _proof(self, source: PeerId, item: bytes, now: float) -> None:
         peer = gossip_items.accused(item)
         entry = self._table.entries.get(peer) if peer is not None else None
-        if entry is None or (entry.state == "banned" and entry.state_item) or not self._within_budget(source, now):
+        if entry is None or entry.ban_is_proved or not self._within_budget(source, now):
             return
         pair = gossip_items.read_proof(item, self._run_id, self._wall())
         if pair is not None and pair[0].peer_id != self._table.me:
-            self._transitions.ban_by_proof(*pair, now)
+            self._transitions.bans.ban_by_proof(*pair, now)
 
     def _evidence(self, source: PeerId | None, item: bytes, now: float) -> None:
         found, exclusions = gossip_items.read_evidence(item), self._transitions.exclusions
@@ -139,7 +139,7 @@ class GossipIntake:
         if known or not self._within_budget(source, now):
             return
         if evidence.is_valid(found, self._run_id):
-            self._transitions.ban_by_evidence(found, now)
+            self._transitions.bans.ban_by_evidence(found, now)
 
     def _revocation(self, source: PeerId | None, item: bytes, now: float) -> None:
         policy = self._transitions.exclusions.policy
@@ -148,7 +148,7 @@ class GossipIntake:
         if item in self._transitions.exclusions.revoked.values() or not self._within_budget(source, now):
             return
         if target := policy.revocation(item[1:]):
-            self._transitions.revoke(target, item, now)
+            self._transitions.bans.revoke(target, item, now)
 
     def _statement(self, source: PeerId, item: bytes, now: float) -> None:
         statement = gossip_items.read(item)

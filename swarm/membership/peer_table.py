@@ -6,7 +6,7 @@ Code outside this package only reads it.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -71,6 +71,15 @@ class PeerEntry:
         """True if the peer is in the view: alive or suspected."""
         return self.state in ("alive", "suspect")
 
+    @property
+    def ban_is_proved(self) -> bool:
+        """True if the peer is banned by a signed item that others can check, so not by a verdict only."""
+        return self.state == "banned" and bool(self.state_item)
+
+    def is_older_than(self, record: PeerRecord) -> bool:
+        """Return True if a record of the peer is newer than its last one, and than its departure."""
+        return record.sequence > max(self.void_sequence, self.record.sequence)
+
 
 class PeerTable:
     """All known peers: an entry for each other one, and the `own` record.
@@ -84,6 +93,10 @@ class PeerTable:
         self.entries: dict[PeerId, PeerEntry] = {}
         self.live = LivePeers(me)
         self.known_items: set[bytes] = set()
+        self.protected: Collection[PeerId] = ()
+        """Peers whose entry is never removed for a newcomer."""
+        self.failed: Collection[PeerId] = ()
+        """Peers on trial whose place any other newcomer may take, and that take the place of none."""
         self._banned: dict[PeerId, None] = {}
 
     # --- queries

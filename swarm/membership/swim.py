@@ -121,7 +121,7 @@ class Roster:
 
         failed: peers on trial that have failed here, so that others may take their places. The collections may change later.
         """
-        self._transitions.protected, self._transitions.failed = peers, failed
+        self.peers.protected, self.peers.failed = peers, failed
 
     def on_trial(self, peer: PeerId) -> bool:
         """Return True if a peer has no token of the author, in a run with a trial of newcomers."""
@@ -179,7 +179,7 @@ class Roster:
     def end_verdict(self, peer: PeerId) -> None:
         """End the ban of a verdict against a peer, if there is one."""
         self.due = -math.inf
-        self._transitions.end_verdict(peer)
+        self._transitions.bans.end_verdict(peer)
 
     def update(self, addresses: tuple[str, ...], now: float) -> None:
         """Publish a new record of this peer with these addresses."""

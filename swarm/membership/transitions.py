@@ -7,31 +7,24 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
-from thinwire.swarm import evidence
 from thinwire.swarm.identity.identity import Identity, short
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership import eviction, gossip_items
 from thinwire.swarm.membership.broadcast_queue import UNLIMITED, BroadcastQueue
-from thinwire.swarm.membership.exclusions import REVOKED, Exclusions
+from thinwire.swarm.membership.exclusions import Bans, Exclusions
 from thinwire.swarm.membership.gossip_items import Accusation, Departure
 from thinwire.swarm.membership.peer_table import Event, PeerEntry, PeerTable
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.membership.self_record import MAX_UNSEEN, YIELDED, OwnRecord
 from thinwire.swarm.membership.suspicion import Awareness, Suspects
-from thinwire.swarm.messages.registry import Evidence, PeerId
+from thinwire.swarm.messages.registry import PeerId
 
 FIRST_TABLE_SENDS = 3
 """Maximum number of times that a peer sends a record from the first table that it gets.
 
 More than one, because the receiver may be unreachable.
-"""
-
-MAX_PEERS = 4096
-"""Maximum number of peers in a table, departed ones included.
-
-Larger swarms would need another protocol.
 """
 
 
@@ -54,15 +47,12 @@ class Transitions:
         self.table = PeerTable(identity.peer_id, OwnRecord(identity, record, preset.refute_period, wall))
         self.stale_receivers: dict[PeerId, None] = {}
         self.exclusions = Exclusions(record.run_id)
-        self.protected: Collection[PeerId] = ()
-        """Peers whose entry is never removed for a newcomer."""
-        self.failed: Collection[PeerId] = ()
-        """Peers on trial whose place any other newcomer may take, and that take the place of none."""
         self.inform_dead_until = -math.inf
         """Time until which some dead peers get messages that they are considered dead."""
         self.events: list[Event] = []
         self._identity, self._preset, self._queue, self._awareness = identity, preset, queue, awareness
         self._suspects, self._rng = Suspects(preset), rng
+        self.bans = Bans(self.exclusions, self.table, self._suspects, queue, self.events)
 
     # --- items of a peer about itself
 
@@ -77,7 +67,7 @@ class Transitions:
     ) -> bool:
         """Process a validated record. Returns True if its peer is new in the view.
 
-        authenticated: the peer itself has sent it, and proved its keys. Only such a peer evicts another one from a full table.
+        authenticated: the peer itself has sent it, and proved its keys. Only such a peer takes the place of another one.
         source: IP address from which it has come to our gate. first_table: it comes from the first table that we get, see
         `_spread`.
         """
@@ -85,44 +75,62 @@ class Transitions:
         if peer == table.me:
             self._accept_own(record, now)
             return False
-        entry = table.entries.get(peer)
-        network = eviction.network_of(record, source, authenticated=authenticated)
-        if entry is not None and entry.network and not source:
-            network = entry.network
         if self.exclusions.refusal(record):
             return False
-        if entry is not None and source and entry.live and not entry.linked:
-            if not self._make_room(record, network, authenticated=True):
-                self._evict(peer, "forgotten: its network has no place")  # others have reported another network
+        entry = table.entries.get(peer)
+        if entry is None or eviction.needs_place(entry, record, source):
+            policy = self.exclusions.policy
+            place = eviction.find_place(table, record, policy, self._rng, source=source, authenticated=authenticated)
+            if place is None:
+                self._refuse(peer, now)
                 return False
-            entry.network = network
-        if entry is None:
-            if not self._make_room(record, network, authenticated=authenticated):
-                return False
-            if peer in self.exclusions.ban_items:
-                entry = table.add(record, "dead", now)
-                self._ban(entry, self.exclusions.gossip_item(peer), self.exclusions.reason(peer), now)
-                return False
-            table.add(record, "alive", now, authenticated=authenticated, network=network)
-            return self._joined(record, first_table)
+            if place.evicted is not None:
+                self._evict(place.evicted, place.reason, now)
+            if entry is None:
+                return self._add(record, place.network, now, authenticated=authenticated, first_table=first_table)
+            entry.network = place.network
         entry.authenticated = entry.authenticated or authenticated
+        return self._renew(entry, record, now, first_table)
+
+    def _refuse(self, peer: PeerId, now: float) -> None:
+        """Forget a peer for which there is no place, if it is known."""
+        entry = self.table.entries.get(peer)
+        if entry is not None and entry.live:
+            self._evict(peer, "forgotten: its network has no place", now)  # others have reported another network
+        elif entry is not None:
+            self._remove(peer)
+
+    def _evict(self, peer: PeerId, detail: str, now: float) -> None:
+        self._suspects.end(peer, now, refuted=False)
+        self._remove(peer)
+        self.events.append(Event("dead", peer, detail))
+
+    def _remove(self, peer: PeerId) -> None:
+        self.table.remove(peer)
+        self._queue.forget(("record", peer, peer))
+
+    def _add(self, record: PeerRecord, network: str, now: float, *, authenticated: bool, first_table: bool) -> bool:
+        """Add an unknown peer. Returns True if it is in the view: not if there is evidence or a verdict against it."""
+        if record.peer_id in self.exclusions.ban_items:
+            self.bans.apply_item(self.table.add(record, "dead", now), now)
+            return False
+        self.table.add(record, "alive", now, authenticated=authenticated, network=network)
+        return self._joined(record, first_table)
+
+    def _renew(self, entry: PeerEntry, record: PeerRecord, now: float, first_table: bool) -> bool:
+        """Process the record of a known peer. Returns True if the peer comes back into the view."""
         if entry.state == "banned":
             return False
         if record.sequence == entry.record.sequence and record.wire != entry.record.wire:
-            self._ban_for_records(entry, record, now)
-        if record.sequence <= max(entry.void_sequence, entry.record.sequence):
+            self.bans.ban_for_records(entry, record, now)
+        if not entry.is_older_than(record):
             return False
-        was, moved = entry.state, record.addresses != entry.record.addresses
-        if was in ("dead", "left"):
-            if not self._make_room(record, network, authenticated=authenticated):
-                self._remove(peer)
-                return False
-            entry.network = network
-        table.known_items.discard(entry.record.item)
+        peer, was, moved = record.peer_id, entry.state, record.addresses != entry.record.addresses
+        self.table.known_items.discard(entry.record.item)
         self._suspects.end(peer, now, refuted=True)
         entry.record, entry.state_item = record, b""
         if was != "alive":
-            table.set_state(entry, "alive", now)
+            self.table.set_state(entry, "alive", now)
         if was in ("dead", "left"):
             return self._joined(record, first_table)
         self._spread(record, first_table)
@@ -131,32 +139,6 @@ class Transitions:
         if moved:
             self.events.append(Event("updated", peer, ", ".join(record.addresses)))
         return False
-
-    def _make_room(self, record: PeerRecord, network: str, *, authenticated: bool) -> bool:
-        """Return whether a peer may have an entry. An authenticated one may evict another peer."""
-        table, authenticated = self.table, authenticated and record.peer_id not in self.failed
-        rivals = eviction.rivals(table.entries, record, network, self.exclusions.policy, self.protected)
-        if rivals:
-            evicted = eviction.evicted_rival(table.entries, rivals, self.failed, self._rng) if authenticated else None
-            if evicted is None:
-                return False
-            failed = table.entries[evicted].linked
-            self._evict(evicted, "forgotten: it has failed on trial" if failed else "forgotten: it has not connected")
-        if record.peer_id not in table.entries and len(table.entries) >= MAX_PEERS:
-            evicted = eviction.evicted_from_full_table(table.entries, self.protected) if authenticated else None
-            if evicted is None:
-                return False
-            self._evict(evicted, "forgotten: the table is full")
-        return True
-
-    def _evict(self, peer: PeerId, detail: str) -> None:
-        self._suspects.end(peer, self.table.entries[peer].since, refuted=False)
-        self._remove(peer)
-        self.events.append(Event("dead", peer, detail))
-
-    def _remove(self, peer: PeerId) -> None:
-        self.table.remove(peer)
-        self._queue.forget(("record", peer, peer))
 
     def _joined(self, record: PeerRecord, first_table: bool) -> bool:
         self._spread(record, first_table)
@@ -183,78 +165,6 @@ class Transitions:
         entry.void_sequence, entry.state_item = departure.sequence, item
         self._queue.add(("record", departure.peer, departure.peer), item)
         self.events.append(Event("left", departure.peer))
-
-    def _ban_for_records(self, entry: PeerEntry, other: PeerRecord, now: float) -> None:
-        """Ban a peer that signed two records with the same sequence, until the proof is purged, and spread it."""
-        if entry.state != "banned" or not entry.state_item:
-            item = gossip_items.proof_item(entry.record, other)
-            self.table.known_items.add(item)
-            self._ban(entry, item, f"two records with sequence {other.sequence}", now)
-
-    def _by_proof(self, peer: PeerId, entry: PeerEntry) -> bool:
-        """Return True if a peer is banned by a proof only."""
-        return gossip_items.is_proof(entry.state_item) and peer not in self.exclusions.ban_items
-
-    def _ban(self, entry: PeerEntry, item: bytes, reason: str, now: float) -> None:
-        peer = entry.record.peer_id
-        self._suspects.end(peer, now, refuted=False)
-        self.table.set_state(entry, "banned", now)
-        entry.state_item, entry.reason = item, reason
-        if item:
-            self._queue.add(("record", peer, peer), item)
-        self.events.append(Event("banned", peer, reason))
-
-    def ban_by_evidence(self, found: Evidence, now: float) -> None:
-        """Process valid evidence against a peer, known or not; one piece for each peer is stored and spread."""
-        self.ban_by_item(evidence.signer(found), gossip_items.evidence_item(found), now)
-
-    def ban_by_item(self, peer: PeerId, item: bytes, now: float) -> None:
-        """Ban a peer, known or not, because of valid evidence or a verdict."""
-        if not self.exclusions.store(peer, item, (self.table.entries, self.protected)):
-            return
-        entry = self.table.entries.get(peer)
-        if peer == self.table.me:
-            self.events.append(Event("banned", peer, self.exclusions.reason(peer)))
-        elif entry is not None and (entry.state != "banned" or not entry.state_item):
-            self._ban(entry, self.exclusions.gossip_item(peer), self.exclusions.reason(peer), now)
-
-    def end_verdict(self, peer: PeerId) -> None:
-        """End the ban of a verdict. The entry of a known peer is removed: its record brings it back.
-
-        Evidence, proofs and revocations do not expire: a peer with such an item stays banned.
-        """
-        if not self.exclusions.by_verdict(peer):
-            return
-        del self.exclusions.ban_items[peer]
-        entry = self.table.entries.get(peer)
-        if entry is not None and entry.state == "banned":
-            if entry.state_item:
-                return
-            self._remove(peer)
-        self.events.append(Event("pardoned", peer))
-
-    def revoke(self, target: bytes, item: bytes, now: float) -> None:
-        """Process a validated revocation: ban the peers that it excludes, and spread it."""
-        if not self.exclusions.revoke(target, item):
-            return
-        self._queue.add(("revocation", target, target), item)
-        self.events.append(Event("revoked", target))
-        if self.exclusions.is_revoked(self.table.own.record.token, self.table.me, target):
-            self.events.append(Event("banned", self.table.me, REVOKED))
-        for peer, entry in self.table.entries.items():
-            if entry.state != "banned" and self.exclusions.is_revoked(entry.record.token, peer, target):
-                self._ban(entry, item, REVOKED, now)
-
-    def ban_by_proof(self, one: PeerRecord, other: PeerRecord, now: float) -> None:
-        """Process a validated proof against a known peer.
-
-        One against an unknown peer is ignored, because keys are free; a table brings it again once the peer is known.
-        """
-        entry = self.table.entries.get(one.peer_id)
-        if entry is not None and (entry.state != "banned" or not entry.state_item):
-            self.table.known_items.discard(entry.record.item)
-            entry.record = one
-            self._ban_for_records(entry, other, now)
 
     # --- items of and about this peer
 
@@ -401,14 +311,11 @@ class Transitions:
         self._suspects.shift(lag, now)
 
     def purge(self, now: float) -> list[PeerId]:
-        """Forget peers that departed, or were banned by a proof, `preset.tombstone` seconds ago. Returns them.
-
-        Proofs expire with the records in them, so newcomers do not accept older ones. Other bans have no end.
-        """
+        """Forget peers that departed, or whose ban expires, `preset.tombstone` seconds ago. Returns them."""
         old = [
             peer
             for peer, entry in self.table.entries.items()
-            if (entry.state in ("dead", "left") or self._by_proof(peer, entry))
+            if (entry.state in ("dead", "left") or self.bans.expires(entry))
             and now - entry.since > self._preset.tombstone
         ]
         for peer in old:

@@ -13,7 +13,7 @@ from thinwire.sims.simulation.world import Run, SimWorld, simulate
 from thinwire.sims.trials.trial import PACE, STALL
 from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, revoke
 from thinwire.swarm.identity.invite import Invite
-from thinwire.swarm.membership import gossip_items, transitions
+from thinwire.swarm.membership import eviction, gossip_items
 
 
 def admission(mode: str) -> str:
@@ -140,7 +140,7 @@ def floods(count: int) -> Act:
 @pytest.mark.parametrize("mode", ["invited", "open"])
 def test_full_table_of_made_up_identities_keeps_no_peer_out(played, monkeypatch, mode):
     """Scale model: the table holds 24 peers here, and 4096 in life."""
-    monkeypatch.setattr(transitions, "MAX_PEERS", 24)
+    monkeypatch.setattr(eviction, "MAX_PEERS", 24)
     run = played(5, mode, {6.0: floods(48)}, seconds=60.0, joins={4: 12.0})
     # Made-up peers in a roster are ghosts until they are found dead.
     assert not [violation for violation in run.violations if mode == "invited" or violation.oracle != "roster"]

@@ -12,7 +12,7 @@ from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, re
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
 from thinwire.swarm.identity.peer_record import PeerRecord
-from thinwire.swarm.membership import exclusions, gossip_items, transitions
+from thinwire.swarm.membership import eviction, exclusions, gossip_items
 from thinwire.swarm.membership.presets import WAN
 from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import LIFE, Ballot, Evidence, Gossip, PushPull, Vote
@@ -106,7 +106,7 @@ def test_an_open_run_can_revoke_too():
 
 
 def test_a_full_table_gives_way_to_peers_that_come_in_person_and_keeps_those(monkeypatch):
-    monkeypatch.setattr(transitions, "MAX_PEERS", 6)
+    monkeypatch.setattr(eviction, "MAX_PEERS", 6)
     roster = roster_of(AdmissionPolicy(RUN, AUTHOR.public_key))
     strangers = [Identity.generate(bytes([100 + number]) * 32) for number in range(12)]
     tell(roster, *(admitted(stranger).item for stranger in strangers[:6]))
@@ -122,7 +122,7 @@ def test_a_full_table_gives_way_to_peers_that_come_in_person_and_keeps_those(mon
 
 def test_full_table_of_banned_peers_gives_way_to_newcomers(monkeypatch):
     """Each key that visits a gate twice, with two records of one sequence, is banned by a proof: keys are free."""
-    monkeypatch.setattr(transitions, "MAX_PEERS", 6)
+    monkeypatch.setattr(eviction, "MAX_PEERS", 6)
     roster = roster_of(AdmissionPolicy(RUN, AUTHOR.public_key))
     roster.protect({OTHER.peer_id})
     for number in range(12):

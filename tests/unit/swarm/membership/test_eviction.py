@@ -10,7 +10,7 @@ from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, to
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
 from thinwire.swarm.identity.peer_record import PeerRecord
-from thinwire.swarm.membership import gossip_items, transitions
+from thinwire.swarm.membership import eviction, gossip_items
 from thinwire.swarm.membership.presets import WAN
 from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import MAX_ENDORSED, Gossip
@@ -191,7 +191,7 @@ def test_link_of_a_peer_that_comes_back_over_it_counts():
 
 
 def test_newcomers_never_take_the_place_of_a_member_that_is_only_told_of(monkeypatch):
-    monkeypatch.setattr(transitions, "MAX_PEERS", 4)
+    monkeypatch.setattr(eviction, "MAX_PEERS", 4)
     roster = roster_of()
     member, *others = STRANGERS[:12]
     roster.learn(record(member), 0.0)
