@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from thinwire.collectives.allreduce.service import belongs_to_operation
 from thinwire.collectives.blocking_work import RationedWork, Work, at_once
-from thinwire.collectives.state_offers import ChainMemory
+from thinwire.collectives.state_sync.state_offers import ChainMemory
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.transport.interface import Arrival, Transport
 from thinwire.collectives.transport.sending.send_queue import SendQueue

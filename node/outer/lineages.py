@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Generator
 
 from thinwire.collectives.blocking_work import Part
 from thinwire.collectives.rounds.round import Round
-from thinwire.collectives.state_offers import ReceivedChains
+from thinwire.collectives.state_sync.state_offers import ReceivedChains
 from thinwire.compression.core.types import Buffer
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.quorum_wait import QuorumWait

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_planes.contributions import Summary
-from thinwire.collectives.state_sync import FetchedState
+from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.collectives.timing import GIVE_UP
 from thinwire.compression.device import HOST
 from thinwire.node.outer.round_loop import Meanwhile, ReplicaLoop

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from thinwire.collectives.rounds.round import Round
-from thinwire.collectives.state_sync import LAST_ROUND
+from thinwire.collectives.state_sync.offer_search import LAST_ROUND
 from thinwire.swarm.messages.registry import Commit, PeerId
 
 MOST_ROUNDS = 32

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.state_sync import OtherModelState
+from thinwire.collectives.state_sync.state_sync import OtherModelState
 from thinwire.node.outer.session import ReplicaSession, Session
 from thinwire.node.outer.verification.trials import Score
 from thinwire.node.state.replica import Replica

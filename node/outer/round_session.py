@@ -18,7 +18,7 @@ from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_planes.contributions import Summary
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import MAX_PENDING
-from thinwire.collectives.state_offers import ReceivedChains
+from thinwire.collectives.state_sync.state_offers import ReceivedChains
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.compression.core.types import Buffer
 from thinwire.node.outer.catch_up import CatchUp

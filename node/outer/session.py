@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from thinwire.collectives.consensus.vote_store import OpenVotes, open_in_memory
-from thinwire.collectives.state_sync import FetchedState, OtherModelState
+from thinwire.collectives.state_sync.state_sync import FetchedState, OtherModelState
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.topology.shards import Grid
 from thinwire.node.membership.presence import Presence

@@ -8,16 +8,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
-from thinwire.collectives.state_offers import ReceivedChains, Replay, vouched
-from thinwire.collectives.state_sync import (
+from thinwire.collectives.state_sync.offer_search import LAST_ROUND, STALL, Accept, StateMessage
+from thinwire.collectives.state_sync.state_offers import ReceivedChains, Replay, vouched
+from thinwire.collectives.state_sync.state_sync import (
     IN_FLIGHT,
-    LAST_ROUND,
-    STALL,
-    Accept,
     FetchedState,
     OtherModelState,
     PartialState,
-    StateMessage,
     fetch_state,
 )
 from thinwire.collectives.transport.rate_limit import TokenBuckets

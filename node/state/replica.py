@@ -18,7 +18,7 @@ from thinwire.collectives.consensus.chain import extended, founded
 from thinwire.collectives.consensus.proposal import RoundTerms, lives_of, next_members
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_planes.sparse_butterfly import OwnerResiduals
-from thinwire.collectives.state_sync import FetchedState
+from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.compression.core.exact_block import BufferedCodec

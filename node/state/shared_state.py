@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 import blake3
 import numpy as np
-from thinwire.collectives.state_offers import state_digest
+from thinwire.collectives.state_sync.state_offers import state_digest
 from thinwire.compression.core.types import Buffer
 from thinwire.node.runtime.disk import ScratchFile
 from thinwire.node.runtime.environment import Environment

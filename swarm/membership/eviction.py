@@ -26,7 +26,10 @@ Larger swarms would need another protocol.
 
 
 class Place(NamedTuple):
-    """Place in the view for a peer of this `network`. evicted: peer that must go for it, with the reason, if any must."""
+    """Place in the view for a peer of this `network`.
+
+    evicted: peer that must go for it, if one must, with the reason.
+    """
 
     network: str
     evicted: PeerId | None = None
@@ -34,9 +37,9 @@ class Place(NamedTuple):
 
 
 def needs_place(entry: PeerEntry, record: PeerRecord, source: str) -> bool:
-    """Return True if a known peer needs a place: it comes back into the view, or it comes to our gate and has no link yet.
+    """Return True if a known peer needs a place; every unknown one does.
 
-    In the second case others have reported it, so its network was only claimed. Every unknown peer needs a place.
+    It comes back into the view, or it comes to our gate and has no link yet: then its network was only claimed.
     """
     if entry.live:
         return bool(source) and not entry.linked
@@ -52,7 +55,10 @@ def find_place(
     source: str,
     authenticated: bool,
 ) -> Place | None:
-    """Return the place that a peer may take; None if there is none. An authenticated one may evict another peer."""
+    """Return the place that a peer may take; None if there is none.
+
+    An authenticated peer may evict another one.
+    """
     peer, entry = record.peer_id, table.entries.get(record.peer_id)
     network = entry.network if entry is not None and not source else ""
     network = network or _network_of(record, source, authenticated=authenticated)

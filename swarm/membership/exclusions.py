@@ -1,4 +1,4 @@
-"""Exclusions of a run: rule of admission, revocations, evidence against voters, verdicts on owners, and bans that follow."""
+"""Exclusions of a run: rule of admission, revocations, evidence, verdicts, and the bans that follow."""
 
 from __future__ import annotations
 

@@ -110,7 +110,10 @@ class Transitions:
         self._queue.forget(("record", peer, peer))
 
     def _add(self, record: PeerRecord, network: str, now: float, *, authenticated: bool, first_table: bool) -> bool:
-        """Add an unknown peer. Returns True if it is in the view: not if there is evidence or a verdict against it."""
+        """Add an unknown peer. Returns True if it is in the view.
+
+        It is not if there is evidence or a verdict against it.
+        """
         if record.peer_id in self.exclusions.ban_items:
             self.bans.apply_item(self.table.add(record, "dead", now), now)
             return False

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import numpy as np
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.state_sync import FetchedState
+from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.kernels.common import outer_step
 from thinwire.node.state.layout import Layout

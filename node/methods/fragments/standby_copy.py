@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator
 
 from thinwire.collectives.blocking_work import Part
-from thinwire.collectives.state_offers import Offered, ReceivedChains, matches
-from thinwire.collectives.state_sync import FetchedState
+from thinwire.collectives.state_sync.state_offers import Offered, ReceivedChains, matches
+from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.node.methods.fragments.fragment_replicas import FragmentReplica
 from thinwire.node.outer.state_server import StateServer

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Generator, Sequence
 
 from thinwire.collectives.blocking_work import Part
-from thinwire.collectives.state_offers import Offered
-from thinwire.collectives.state_sync import FetchedState, OtherModelState
+from thinwire.collectives.state_sync.state_offers import Offered
+from thinwire.collectives.state_sync.state_sync import FetchedState, OtherModelState
 from thinwire.node.outer.state_server import StateServer
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.state.replica import Replica

@@ -12,7 +12,7 @@ from thinwire.collectives.gossip.owner_group import OwnerGroup
 from thinwire.collectives.gossip.pair import PairResult
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_planes.contributions import summarize
-from thinwire.collectives.state_sync import FetchedState
+from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.compression.core.types import Buffer
 from thinwire.node.methods.noloco.replica import step_of
 from thinwire.node.methods.noloco.session import GossipSession

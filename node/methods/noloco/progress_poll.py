@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median_low
 
-from thinwire.collectives.state_sync import LAST_ROUND
+from thinwire.collectives.state_sync.offer_search import LAST_ROUND
 from thinwire.swarm.messages.registry import PeerId
 
 ASKED = 4

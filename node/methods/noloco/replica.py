@@ -20,7 +20,7 @@ from typing import ClassVar, Self
 import numpy as np
 from thinwire.collectives.gossip.means import Means
 from thinwire.collectives.gossip.pair_codec import PairCodec, payload_of
-from thinwire.collectives.state_sync import FetchedState
+from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.device import empty, finite, placed

@@ -19,8 +19,8 @@ from thinwire.collectives.gossip.group import GossipGroup
 from thinwire.collectives.gossip.owner_group import MESH, OwnerGroup
 from thinwire.collectives.gossip.pair import PairResult, PairTerms
 from thinwire.collectives.rounds.data_planes.contributions import Summary, summarize
-from thinwire.collectives.state_offers import ReceivedChains, unchecked
-from thinwire.collectives.state_sync import FetchedState
+from thinwire.collectives.state_sync.state_offers import ReceivedChains, unchecked
+from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.collectives.topology.matching import Matching
 from thinwire.compression.core.types import Buffer
 from thinwire.node.methods.noloco.catch_up import GossipCatchUp

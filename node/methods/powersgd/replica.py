@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from thinwire.collectives.consensus.proposal import RoundTerms
-from thinwire.collectives.state_sync import FetchedState
+from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression import registry
 from thinwire.compression.core.codec import Codec

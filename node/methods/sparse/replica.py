@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from thinwire.collectives.aggregation.rule_factory import sparse_rule
 from thinwire.collectives.rounds.data_planes.sparse_butterfly import OwnerResiduals
-from thinwire.collectives.state_sync import FetchedState
+from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.compression.core.codec import Choice, CodecError
 from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.core.types import Buffer, Floats

@@ -11,8 +11,8 @@ import msgspec
 from thinwire.collectives.blocking_work import Part
 from thinwire.collectives.consensus.chain import Check, Configuration, Trusted, checked, encode
 from thinwire.collectives.consensus.proposal import electorate_digest, vote_for
-from thinwire.collectives.state_offers import Offered, ReceivedChain, ReceivedChains, unchecked, vouched
-from thinwire.collectives.state_sync import Accept
+from thinwire.collectives.state_sync.offer_search import Accept
+from thinwire.collectives.state_sync.state_offers import Offered, ReceivedChain, ReceivedChains, unchecked, vouched
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
     Ballot,

@@ -12,7 +12,7 @@ from thinwire.collectives.consensus.chain import checked, decode, encode, extend
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
-from thinwire.collectives.state_offers import ReceivedChains
+from thinwire.collectives.state_sync.state_offers import ReceivedChains
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.own_lineage import OwnLineage
 from thinwire.node.outer.quorum_wait import QuorumWait

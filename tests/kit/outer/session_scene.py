@@ -11,7 +11,7 @@ from thinwire.collectives.blocking_work import RationedWork
 from thinwire.collectives.consensus.proposal import statement, vote_for
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.rounds.data_planes.result_store import digest_of
-from thinwire.collectives.state_offers import ChainMemory
+from thinwire.collectives.state_sync.state_offers import ChainMemory
 from thinwire.collectives.transport.sending.own_bandwidth import Bandwidth
 from thinwire.node.methods.registry import METHODS
 from thinwire.node.outer.round_session import RoundSession

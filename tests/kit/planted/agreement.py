@@ -8,14 +8,14 @@ from __future__ import annotations
 import blake3
 import msgspec
 import numpy as np
-from thinwire.collectives import state_sync
 from thinwire.collectives.consensus import electorate
 from thinwire.collectives.consensus.acceptor import Acceptor
 from thinwire.collectives.consensus.chain import encode as encode_chain
 from thinwire.collectives.consensus.chain import end_of
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.vote_store import VoteRecord
-from thinwire.collectives.state_offers import matches, state_digest
+from thinwire.collectives.state_sync import state_sync
+from thinwire.collectives.state_sync.state_offers import matches, state_digest
 from thinwire.node.outer.catch_up import CatchUp
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.quorum_wait import QuorumWait

@@ -8,7 +8,7 @@ import blake3
 import numpy as np
 import pytest
 from thinwire.collectives.rounds.round import Round
-from thinwire.collectives.state_offers import state_digest
+from thinwire.collectives.state_sync.state_offers import state_digest
 from thinwire.compression.device import HOST
 from thinwire.node.membership.join import NoSwarm
 from thinwire.node.outer import round_session, state_server

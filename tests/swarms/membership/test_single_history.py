@@ -8,7 +8,7 @@ from dataclasses import replace
 import blake3
 import numpy as np
 import pytest
-from thinwire.collectives.state_offers import state_digest
+from thinwire.collectives.state_sync.state_offers import state_digest
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.simulation.world import simulate

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from thinwire.collectives.state_sync import FetchedState
+from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.node.methods.registry import fitted, method_of
 from thinwire.node.state.layout import layout_of
 from thinwire.node.state.replica import Replica

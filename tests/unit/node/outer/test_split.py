@@ -10,7 +10,7 @@ import pytest
 from kit.outer.chains import RESULTS, certificate, fork_of
 from thinwire.collectives.consensus.chain import extended, founded
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.state_sync import FetchedState
+from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression import registry
 from thinwire.node.methods.asynchronous.schedule import Asynchronous

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.collectives.state_sync import OtherModelState
+from thinwire.collectives.state_sync.state_sync import OtherModelState
 from thinwire.collectives.topology.shards import Grid
 from thinwire.node.outer.round_loop import mismatch
 from thinwire.node.runtime.asyncio_extra import at_once

@@ -11,8 +11,8 @@ import pytest
 import torch
 from thinwire.collectives.aggregation.means import mean
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.state_offers import state_digest
-from thinwire.collectives.state_sync import FetchedState
+from thinwire.collectives.state_sync.state_offers import state_digest
+from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression import registry
 from thinwire.node.state.replica import Replica

@@ -5,7 +5,7 @@ import pytest
 import torch
 from thinwire.collectives.gossip.means import MeshMeans
 from thinwire.collectives.gossip.pair_codec import parse_pair_codec
-from thinwire.collectives.state_sync import FetchedState
+from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.collectives.topology.matching import others
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression.sparse import mean as sparsemean

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.state_sync import FetchedState
+from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.node.methods.overlapped.co2 import length
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.swarm.manifest.manifest import ManifestError

@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from thinwire.collectives.state_sync import FetchedState
+from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.swarm.manifest.manifest import ManifestError
 from thinwire.swarm.manifest.parser import parse

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_planes.allgather_payload import cut_up, pieces, put_together
-from thinwire.collectives.state_offers import state_digest
-from thinwire.collectives.state_sync import FetchedState
+from thinwire.collectives.state_sync.state_offers import state_digest
+from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import CodecError
 from thinwire.node.methods.registry import METHODS, check_codec

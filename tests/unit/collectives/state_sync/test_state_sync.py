@@ -6,9 +6,9 @@ import blake3
 import numpy as np
 import pytest
 from kit.outer.chains import accepting, opened
-from thinwire.collectives import state_sync
-from thinwire.collectives.state_offers import Replay, state_digest
-from thinwire.collectives.state_sync import OtherModelState, PartialState, fetch_state
+from thinwire.collectives.state_sync import state_sync
+from thinwire.collectives.state_sync.state_offers import Replay, state_digest
+from thinwire.collectives.state_sync.state_sync import OtherModelState, PartialState, fetch_state
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import CHUNK_BYTES, StateAsk, StateChunk, StateFetch, StateOffer

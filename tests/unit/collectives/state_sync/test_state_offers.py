@@ -1,9 +1,9 @@
 """Chains that other peers send, decoded and checked once for all of them."""
 
 from kit.outer.chains import certificate, fork_of, result_of
-from thinwire.collectives import state_offers
 from thinwire.collectives.consensus.chain import Configuration, encode
-from thinwire.collectives.state_offers import OVERHEAD, ChainMemory, ReceivedChains, unchecked
+from thinwire.collectives.state_sync import state_offers
+from thinwire.collectives.state_sync.state_offers import OVERHEAD, ChainMemory, ReceivedChains, unchecked
 from thinwire.swarm.lineage import name_of_fork
 from thinwire.swarm.messages.registry import ChainEntry
 

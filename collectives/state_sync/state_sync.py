@@ -1,31 +1,25 @@
 """State transfer: a joiner or straggler fetches the state of the last committed round from many peers.
 
-Peers offer the hashes of their state's chunks, with the chain that proves round and members of the state
-(collectives/consensus/chain.py). Offers without a valid chain count as no answer. Of the others the prevailing lineage
-counts, of its states the newest, and of several digests of one round the one that most members of this round offer: the
-chain does not prove the content. The same offer of more than half of the reachable members suffices; otherwise all peers are
-waited for, because a peer that applies a round answers only when it has finished. Then only the chunks that differ from the
-local ones are fetched, a few at a time from every source that offered that digest, and each chunk is checked. A source that
-sends a wrong chunk is not asked again, and neither is one that no longer has the state. Late chunks of a source are requested
-from others, too: the source may be slow, or may never send them. If the states are equal, only the offers are sent. Chunks
-fetched by a failed try are reused by the next one (`PartialState`) if they are still the same.
+After the search for the best offer (offer_search.py), only the chunks that differ from the local ones are fetched, a few at a
+time from every source that offered that digest, and each chunk is checked. A source that sends a wrong chunk is not asked
+again, and neither is one that no longer has the state. Late chunks of a source are requested from others, too: the source may
+be slow, or may never send them. If the states are equal, only the offers are sent. Chunks fetched by a failed try are reused
+by the next one (`PartialState`) if they are still the same.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import blake3
 import numpy as np
-from thinwire.collectives.blocking_work import Part, in_turns
-from thinwire.collectives.state_offers import Offered, Offers, Replay, best, newest, replay_of
+from thinwire.collectives.state_sync.offer_search import STALL, Accept, OfferSearch, Search, StateMessage, accept_all
+from thinwire.collectives.state_sync.state_offers import Offered, Offers, Replay, best, newest, replay_of
 from thinwire.compression.core.types import Buffer
-from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
     CHUNK_BYTES,
     Chain,
@@ -47,9 +41,6 @@ BLOCK = 40
 The C library retains freed pieces of up to 32 MiB.
 """
 
-STALL = 5
-"""Patiences after which a source without a chunk is late, and for which too few offers are waited for."""
-
 SLOWER = 3
 """Multiple of the longest time between two chunks of a source: it is late only after that, too."""
 
@@ -61,9 +52,6 @@ Sources pause between chunks (send_priority.py): for 96 s at 1 Mbit/s, and longe
 
 LATEST = 120.0
 """Seconds after which any source counts as late, so that none can delay a transfer for long."""
-
-LAST_ROUND = 2**32 - 2
-"""First round whose offers are not accepted, because the next number would not fit a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +81,6 @@ class Transfer:
     sources: Sequence[PeerId]
 
 
-@dataclass(slots=True, eq=False)
-class Search:
-    """Wait for offers of a state.
-
-    asked, answered: numbers of peers. limit: seconds after which it ends at the latest. over: no offer counts; then the
-    limit is that of the wait for the next try.
-    """
-
-    limit: float
-    asked: int = 0
-    answered: int = 0
-    over: bool = False
-
-
 @dataclass(slots=True)
 class PartialState:
     """Chunks of failed tries by hash, of one state at most, and peers that sent wrong chunks.
@@ -125,19 +99,6 @@ class OtherModelState:
     """Result if the offered state belongs to another model; `nbytes` is its size."""
 
     nbytes: int
-
-
-StateMessage = tuple[PeerId, Offered | Frame | None]
-"""A peer's offer, or another message about its state, or None if the link to the peer is lost."""
-
-Accept = Callable[[Offered], Generator[Part, None, bool]]
-"""Check in parts whether this peer can use a state, and its chain proves it."""
-
-
-def accept_all(offered: Offered) -> Generator[Part, None, bool]:
-    """Accept every offer."""
-    yield from ()
-    return True
 
 
 async def fetch_state(
@@ -173,22 +134,20 @@ async def fetch_state(
     """
     partial = PartialState() if partial is None else partial
     ours = (layout, nbytes)
-    question, away = StateAsk(fragment, copy_below is not None), set[PeerId]()
+    question = StateAsk(fragment, copy_below is not None)
 
     def choose(found: Offers) -> tuple[tuple[PeerId, ...], bool]:
         return best(found, ours, peers) if copy_below is None else (newest(found, copy_below, ours), False)
 
-    async def find() -> tuple[Offers, StateOffer] | OtherModelState | None:
-        partial.search = search = Search(STALL * patience)
-        found, chosen = await _offers(
-            peers, lambda peer: send(peer, question), receive_queue, patience, accept, choose, away, search
-        )
-        if not chosen:
-            partial.search = replace(search, limit=patience, over=True)
+    async def find() -> tuple[OfferSearch, StateOffer] | OtherModelState | None:
+        search = OfferSearch(peers, lambda peer: send(peer, question), receive_queue, patience, accept, choose)
+        partial.search = search.progress
+        offer = await search.run()
+        if offer is None:
+            partial.search = replace(search.progress, limit=patience, over=True)
             return None
         partial.search = None
-        offer = found[chosen[0]].offer
-        return (found, offer) if (offer.layout, offer.nbytes) == ours else OtherModelState(offer.nbytes)
+        return (search, offer) if (offer.layout, offer.nbytes) == ours else OtherModelState(offer.nbytes)
 
     found = await find()
     if not isinstance(found, tuple):
@@ -197,12 +156,12 @@ async def fetch_state(
         found = await find() if waited else found
         if not isinstance(found, tuple):
             return found
-        offers, offer = found
-        if (replay := replay_of(offers, offer, reached(offer), have)) is not None:
+        search, offer = found
+        if (replay := replay_of(search.offers, offer, reached(offer), have)) is not None:
             return replay
         try:
             return await _fetch(
-                *found, away, send, receive_queue, have=have, patience=patience, partial=partial, fragment=fragment
+                search, offer, send, receive_queue, have=have, patience=patience, partial=partial, fragment=fragment
             )
         finally:
             partial.transfer = None
@@ -233,9 +192,8 @@ async def _held(turn: asyncio.Semaphore, receive_queue: asyncio.Queue[StateMessa
 
 
 async def _fetch(
-    offers: Offers,
+    search: OfferSearch,
     offer: StateOffer,
-    away: Collection[PeerId],
     send: Callable[[PeerId, Message], None],
     receive_queue: asyncio.Queue[StateMessage],
     *,
@@ -244,14 +202,15 @@ async def _fetch(
     partial: PartialState,
     fragment: int,
 ) -> FetchedState | None:
-    """Fetch the state of an offer from all peers that made it and are not `away`.
+    """Fetch the state of an offer from all peers that made it and whose links are not lost.
 
     Returns None if no source is left.
     """
+    offers = search.offers
     chosen = tuple(sorted(peer for peer, one in offers.items() if one.offer.digest == offer.digest))
     hashes, nbytes = offers[chosen[0]].hashes, offer.nbytes
     needed = [index for index, found in enumerate(hashes) if index >= len(have) or have[index] != found]
-    here = [peer for peer in chosen if peer not in away]
+    here = [peer for peer in chosen if peer not in search.away]
     sources = [peer for peer in here if peer not in partial.liars] or here
     # Chunks are copied to here, so that the transport can use its buffers again: it would retain as many as were held at once.
     blocks = [np.empty(BLOCK * CHUNK_BYTES, np.uint8).data for _ in range(0, len(needed), BLOCK)]
@@ -340,73 +299,3 @@ async def _fetch(
                 partial.liars.add(peer)
             give_up(peer)
     return FetchedState(offer, hashes, chunks, chosen, offers[chosen[0]].chain)
-
-
-async def _offers(
-    peers: Collection[PeerId],
-    ask: Callable[[PeerId], None],
-    receive_queue: asyncio.Queue[StateMessage],
-    patience: float,
-    accept: Accept,
-    choose: Callable[[Offers], tuple[tuple[PeerId, ...], bool]],
-    away: set[PeerId],
-    search: Search,
-) -> tuple[Offers, tuple[PeerId, ...]]:
-    """Collect accepted offers. Returns them, and the peers with the best one.
-
-    choose: returns the peers with the best offer, and True if it is not necessary to wait for others. away: receives the
-    peers whose link was lost after they were asked. Their offers count, but they are not waited for, and chunks cannot be
-    fetched from them. search: receives the numbers of peers.
-    """
-    found: Offers = {}
-    asked: set[PeerId] = set()
-    answered: set[PeerId] = set()
-
-    now = asyncio.get_running_loop().time
-
-    async def listen(timeout: asyncio.Timeout) -> None:
-        """Wait until all asked and reachable peers have answered, or until those that have are enough.
-
-        The time of checks does not count in the `timeout`: it may be long, and other answers wait meanwhile.
-        """
-        while not answered.issuperset(asked.intersection(peers) - away) and not choose(found)[1]:
-            peer, answer = await receive_queue.get()
-            if answer is None:
-                away.add(peer)
-                continue
-            if peer not in asked or isinstance(answer, Frame) and not isinstance(answer.message, StateOffer):
-                continue
-            answered.add(peer)
-            away.discard(peer)
-            search.answered = len(answered)
-            if isinstance(answer, Offered) and answer.offer.round < LAST_ROUND:
-                until, began = timeout.when() or math.inf, now()
-                if await in_turns(accept(answer), lambda: timeout.reschedule(None)):
-                    found[peer] = answer
-                if timeout.when() != (until := until + (now() - began)):
-                    timeout.reschedule(until)
-
-    waited = hurried = 0
-    while True:
-        for peer in sorted(peers):  # repeated, because the question may be lost with a link, and rounds continue
-            asked.add(peer)
-            away.discard(peer)
-            ask(peer)
-        search.asked, search.answered = len(asked), len(answered)
-        try:
-            async with asyncio.timeout(patience) as timeout:
-                await listen(timeout)
-            hurried += 1
-        except TimeoutError:
-            waited += 1
-        chosen, sure = choose(found)
-        # Peers that have answered without an accepted offer have no state. Of the others, a few may never answer.
-        most = waited and 2 * len(chosen) > len(set(peers).difference(answered.difference(found)))
-        if sure or most or not answered or STALL in (waited, hurried):
-            break
-        if answered.issuperset(peers):
-            if len({one.offer.round for one in found.values()}) <= 1:
-                break
-            found.clear()  # some peers had already made a step that the others were about to make
-            answered.clear()
-    return found, chosen
