@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
-from thinwire.collectives.state_sync.state_sync import IN_FLIGHT, LATEST
+from thinwire.collectives.state_sync.chunk_transfer import IN_FLIGHT, LATEST
 from thinwire.collectives.topology.chunk_requests import ChunkRequests
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.swarm.frame import Frame

@@ -10,8 +10,9 @@ from thinwire.collectives.blocking_work import Part
 from thinwire.collectives.consensus.quorum import enough
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
+from thinwire.collectives.state_sync.chunk_transfer import LATEST
 from thinwire.collectives.state_sync.state_offers import Offered, Replay, matches
-from thinwire.collectives.state_sync.state_sync import LATEST, FetchedState, OtherModelState
+from thinwire.collectives.state_sync.state_sync import FetchedState, OtherModelState
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.progress_claims import ProgressClaims

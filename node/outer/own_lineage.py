@@ -7,7 +7,7 @@ from collections.abc import Callable
 from thinwire.collectives.consensus.chain import end_of
 from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.rounds.round import Round
-from thinwire.collectives.state_sync.state_sync import LATEST
+from thinwire.collectives.state_sync.chunk_transfer import LATEST
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.quorum_wait import PATIENCES, QuorumWait

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from thinwire.collectives.state_sync.chunk_transfer import SILENCE, PartialState, Transfer
 from thinwire.collectives.state_sync.offer_search import Search
-from thinwire.collectives.state_sync.state_sync import SILENCE, PartialState, Transfer
 from thinwire.node.runtime.event_log import Emit
 from thinwire.swarm.identity.identity import short
 from thinwire.swarm.messages.registry import PeerId

@@ -8,15 +8,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
+from thinwire.collectives.state_sync.chunk_transfer import IN_FLIGHT, PartialState
 from thinwire.collectives.state_sync.offer_search import LAST_ROUND, STALL, Accept, StateMessage
 from thinwire.collectives.state_sync.state_offers import ReceivedChains, Replay, vouched
-from thinwire.collectives.state_sync.state_sync import (
-    IN_FLIGHT,
-    FetchedState,
-    OtherModelState,
-    PartialState,
-    fetch_state,
-)
+from thinwire.collectives.state_sync.state_sync import FetchedState, OtherModelState, fetch_state
 from thinwire.collectives.transport.rate_limit import TokenBuckets
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 import blake3
-from thinwire.collectives.state_sync.state_sync import IN_FLIGHT
+from thinwire.collectives.state_sync.chunk_transfer import IN_FLIGHT
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.node.state.replica import Replica

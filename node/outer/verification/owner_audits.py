@@ -39,7 +39,7 @@ from thinwire.collectives.consensus.quorum import enough
 from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
 from thinwire.collectives.rounds.data_planes.owner_results import AuditData
 from thinwire.collectives.rounds.round import Round
-from thinwire.collectives.state_sync.state_sync import IN_FLIGHT
+from thinwire.collectives.state_sync.chunk_transfer import IN_FLIGHT
 from thinwire.collectives.topology.peer_backoff import PeerBackoff
 from thinwire.compression.core.types import Buffer
 from thinwire.node.membership.presence import Presence

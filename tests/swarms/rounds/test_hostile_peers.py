@@ -9,7 +9,7 @@ import blake3
 import msgspec
 import numpy as np
 import pytest
-from thinwire.collectives.state_sync.state_sync import IN_FLIGHT
+from thinwire.collectives.state_sync.chunk_transfer import IN_FLIGHT
 from thinwire.collectives.topology.peer_backoff import Backoff
 from thinwire.collectives.transport.frame_limit import FrameLimits
 from thinwire.sims.engine import virtual_loop

@@ -37,7 +37,7 @@ from thinwire.collectives.rounds.data_planes.owner_results import basis_of
 from thinwire.collectives.rounds.data_planes.result_store import digest_of
 from thinwire.collectives.rounds.data_planes.transfer_progress import PARTIAL_FRAMES
 from thinwire.collectives.rounds.repair import TIMES
-from thinwire.collectives.state_sync.state_sync import IN_FLIGHT
+from thinwire.collectives.state_sync.chunk_transfer import IN_FLIGHT
 from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.collectives.topology.shards import Grid
 from thinwire.swarm.aggregation_spec import AggregationSpec

@@ -6,9 +6,10 @@ import blake3
 import numpy as np
 import pytest
 from kit.outer.chains import accepting, opened
-from thinwire.collectives.state_sync import state_sync
+from thinwire.collectives.state_sync import chunk_transfer
+from thinwire.collectives.state_sync.chunk_transfer import PartialState
 from thinwire.collectives.state_sync.state_offers import Replay, state_digest
-from thinwire.collectives.state_sync.state_sync import OtherModelState, PartialState, fetch_state
+from thinwire.collectives.state_sync.state_sync import OtherModelState, fetch_state
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import CHUNK_BYTES, StateAsk, StateChunk, StateFetch, StateOffer
@@ -76,7 +77,7 @@ def test_fetched_state_holds_no_received_buffer():
 
 
 def test_memory_of_a_fetched_state_is_freed_while_its_chunks_are_taken_out(monkeypatch):
-    monkeypatch.setattr(state_sync, "BLOCK", 2)
+    monkeypatch.setattr(chunk_transfer, "BLOCK", 2)
     raw = bytes(range(256)) * (CHUNK_BYTES // 128) + b"end"
     source = many(raw, 3)
     offer = source.answer

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from kit.outer.chains import accepting, certificate, opened
 from thinwire.collectives.consensus.chain import encode
+from thinwire.collectives.state_sync.chunk_transfer import IN_FLIGHT, LATEST, SILENCE, PartialState
 from thinwire.collectives.state_sync.offer_search import LAST_ROUND, STALL
 from thinwire.collectives.state_sync.state_offers import state_digest
-from thinwire.collectives.state_sync.state_sync import IN_FLIGHT, LATEST, SILENCE, PartialState, fetch_state
+from thinwire.collectives.state_sync.state_sync import fetch_state
 from thinwire.node.outer.state_progress import REPORT_SECONDS, StateProgress
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from kit.outer.chains import offered, result_of
 from thinwire.collectives.consensus.chain import Configuration, founded
-from thinwire.collectives.state_sync.state_sync import LATEST, OtherModelState
+from thinwire.collectives.state_sync.chunk_transfer import LATEST
+from thinwire.collectives.state_sync.state_sync import OtherModelState
 from thinwire.node.outer.catch_up import TRIES, CatchUp
 from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.messages.registry import Ask, Fork, StateOffer

@@ -30,7 +30,7 @@ from kit.outer.lineage_scene import (
 )
 from thinwire.collectives.consensus.chain import extended
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
-from thinwire.collectives.state_sync.state_sync import LATEST
+from thinwire.collectives.state_sync.chunk_transfer import LATEST
 from thinwire.node.outer.own_lineage import SETTLE, continue_alone
 from thinwire.node.outer.quorum_wait import PATIENCES
 from thinwire.node.state.replica import Replica

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from kit.outer.chains import accepting
 from thinwire.collectives.consensus.chain import encode
+from thinwire.collectives.state_sync.chunk_transfer import IN_FLIGHT
 from thinwire.collectives.state_sync.offer_search import accept_all
 from thinwire.collectives.state_sync.state_offers import ReceivedChains, state_digest, unchecked, vouched
-from thinwire.collectives.state_sync.state_sync import IN_FLIGHT
 from thinwire.node.outer.state_server import REFILL_SECONDS, SIDE_BY_SIDE, SNAPSHOT_SECONDS, STORED, WHOLE, StateServer
 from thinwire.node.peer.status_parts import fetching, transfers
 from thinwire.node.runtime.asyncio_extra import at_once

@@ -7,7 +7,7 @@ import blake3
 import numpy as np
 import pytest
 from kit.round_harness import FakeSendQueue
-from thinwire.collectives.state_sync.state_sync import IN_FLIGHT
+from thinwire.collectives.state_sync.chunk_transfer import IN_FLIGHT
 from thinwire.node.outer.verification.own_contributions import LENT, TIMES, OwnContributions, name_of
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Ask, Chunk, Fetch
