@@ -189,16 +189,21 @@ class ChunkTransfer:
         source, now = self._sources[peer], self._now()
         source.owed -= 1
         if self._is_right(index, frame):
-            place = self._places[index]
-            self.chunks[index] = self._partial.chunks[self._hashes[index]] = place
+            self._store(index)
             source.longest = min(LATEST, max(source.longest, SLOWER * (now - source.moved)))
             self._last = source.moved = now
             source.late = False
-            self._progress.here += len(place)
         else:
             if len(frame.payload):  # otherwise the source has moved on to the state of a later round
                 self._partial.liars.add(peer)
             self._give_up(peer)
+
+    def _store(self, index: int) -> None:
+        """Count a chunk that is in its place as here; another source may have sent it before."""
+        if index not in self.chunks:
+            place = self._places[index]
+            self.chunks[index] = self._partial.chunks[self._hashes[index]] = place
+            self._progress.here += len(place)
 
     def _is_right(self, index: int, frame: Frame) -> bool:
         """Return True if a chunk has the hash in the offer; copy it if it is missing."""

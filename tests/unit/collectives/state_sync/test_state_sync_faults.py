@@ -291,6 +291,15 @@ def test_source_that_delays_every_chunk_cannot_delay_the_transfer_without_limit(
     assert whole(fetched, OLD) == NEW and seconds < pauses[-2] + LATEST + 1 < pauses[-1]
 
 
+def test_chunk_that_two_sources_have_sent_counts_once_as_here():
+    """The first source is late, so its chunks come from the second one, too; neither sends the last chunk."""
+    sources = [Pausing(NEW, 1.5 * STALL * PATIENCE), Source(NEW)]
+    for source in sources:
+        source.spoil = lambda index, chunk: None if index == 9 else chunk
+    _, seen = watched(sources)
+    assert max(seen) == seen[-1] == 9 * CHUNK_BYTES
+
+
 def test_fetch_of_different_states_takes_that_of_most_members():
     """Members of the round count; other peers only if no member answers."""
     other, five = state(1, change=(0,)), tuple(PEERS[:5])
