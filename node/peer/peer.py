@@ -164,9 +164,40 @@ class Peer:
         """
         named = self.manifest.first_weights
         given = not named or await work(partial(digest_of, theta)) == named
-        method = method_of(self.manifest)
-        codec, cut = fitted(self.manifest, layout)
         self.layout = layout
+        broken = await self._make_replica(theta, work, joins, device)
+        del theta  # The replica has a copy; this one would remain in memory for the whole join.
+        await self._restore(work, joins)
+        if not joins and not given and not self.replica.round:
+            raise missing_weights(named)
+        if broken and not joins and not self.replica.round:
+            raise weights_not_finite(broken)
+        self.known_peers.founds = not joins
+        votes = {number: self._votes(number) for number, _, _ in self.replica.each(layout)}
+        forks = [] if joins else await self._forks(votes, work)
+        method = method_of(self.manifest)
+        self.session = method.session(self._session_context(votes, joins, on_commit), self.replica)
+        self.presence.attach(Family.ROUNDS, self.session)
+        self.rounds = method.rounds(self.session, self.manifest, read=read, write=write, work=work, beside=beside)
+        self.workload = Workload(
+            self.manifest, self.identity.peer_id, replica=self.replica, session=self.session, rounds=self.rounds
+        )
+        self.ready = True
+        for fork in forks:
+            report(fork, self.emit)
+        if joins:
+            await self._enter(work, given)
+        else:
+            await work(lambda: self.replica.write_model(write))
+            self.rounds.take_part()
+        self.store_known_peers()
+        for one in self._tasks:
+            self.presence.attend(one())
+
+    async def _make_replica(self, theta: Floats, work: Work, joins: bool, device: torch.device) -> str:
+        """Make the replica; return the first parameter that is not finite, if any."""
+        method, layout = method_of(self.manifest), self.layout
+        codec, cut = fitted(self.manifest, layout)
         begin = partial(method.replica.begin, self.manifest, layout, codec, cut, theta, ())
         if self._held is not None:
             if not (method.partial and joins):
@@ -175,14 +206,18 @@ class Peer:
                     "begin the run with a peer that holds the whole model, and raise outer.overlap above steps / fragments",
                 )
             begin = partial(begin, held=self._held)
+        broken: str
         self.replica, broken = await work(partial(_begun, begin, theta, layout))
         await work(lambda: self.replica.keep_ledger(self.manifest))
         for _, replica, _ in self.replica.each(layout):
             replica.encode_on(device)
             replica.use_files(self.environment, self._directory.path)
-        del theta, begin  # The replica has a copy; this one would remain in memory for the whole join.
+        return broken
+
+    async def _restore(self, work: Work, joins: bool) -> None:
+        """Load the newest checkpoint. Raises an error if there is none and this peer may not begin without one."""
         try:
-            self.private = await self.checkpointer.restore(self.replica, layout, work)
+            self.private = await self.checkpointer.restore(self.replica, self.layout, work)
         except ManifestMismatch as error:
             if not joins:  # Rounds of this model would replace the checkpoints of the other one.
                 raise
@@ -195,65 +230,47 @@ class Peer:
                     "no peer of the run was found, and no checkpoint of it can be read",
                     "start again when other peers can be reached, or restore the run's folder",
                 )
-        if (
-            not joins and self.checkpointer.unreadable
-        ):  # Rounds from the first weights would follow, and replace what is left.
+        # Rounds from the first weights would follow, and replace what is left.
+        if not joins and self.checkpointer.unreadable:
             raise CheckpointsLost(
                 f"no checkpoint of the run can be read: {self.checkpointer.unreadable}",
                 f"restore {self._directory.checkpoints} from a copy; or remove it, and the run begins again at round 0",
             )
-        if not joins and not given and not self.replica.round:
-            raise missing_weights(named)
-        if broken and not joins and not self.replica.round:
-            raise weights_not_finite(broken)
-        self.known_peers.founds = not joins
-        votes = {number: self._votes(number) for number, _, _ in self.replica.each(layout)}
+
+    async def _forks(self, votes: Mapping[int, VoteFile], work: Work) -> list[Fork]:
+        """Return the forks with which this peer continues alone, see `continue_alone`."""
         forks: list[Fork] = []
-        if not joins:
-            for number, replica, _ in self.replica.each(layout):
-                begin_alone = partial(continue_alone, replica, number, votes[number], self.identity, self.run_id)
-                if (fork := await work(begin_alone)) is not None:
-                    forks.append(fork)
-        self.session = method.session(
-            SessionContext(
-                identity=self.identity,
-                manifest=self.manifest,
-                run_id=self.run_id,
-                presence=self.presence,
-                now=self.environment.now,
-                emit=self.emit,
-                entered=not joins,
-                patience=PATIENCE,
-                votes=votes.__getitem__,
-                on_commit=on_commit,
-                founder=peer_id_of(self.admission.known.signed.author),
-            ),
-            self.replica,
+        for number, replica, _ in self.replica.each(self.layout):
+            begin_alone = partial(continue_alone, replica, number, votes[number], self.identity, self.run_id)
+            if (fork := await work(begin_alone)) is not None:
+                forks.append(fork)
+        return forks
+
+    def _session_context(
+        self, votes: Mapping[int, VoteFile], joins: bool, on_commit: Callable[[], None]
+    ) -> SessionContext:
+        return SessionContext(
+            identity=self.identity,
+            manifest=self.manifest,
+            run_id=self.run_id,
+            presence=self.presence,
+            now=self.environment.now,
+            emit=self.emit,
+            entered=not joins,
+            patience=PATIENCE,
+            votes=votes.__getitem__,
+            on_commit=on_commit,
+            founder=peer_id_of(self.admission.known.signed.author),
         )
-        self.presence.attach(Family.ROUNDS, self.session)
-        self.rounds = method.rounds(self.session, self.manifest, read=read, write=write, work=work, beside=beside)
-        self.workload = Workload(
-            self.manifest, self.identity.peer_id, replica=self.replica, session=self.session, rounds=self.rounds
-        )
-        self.ready = True
-        for fork in forks:
-            report(fork, self.emit)
-        if joins:
-            alone = int(SEARCH_SECONDS / PATIENCE)
-            tries = OWN_STATE if self.replica.round else 0
-            lost = (
-                partial(self.known_peers.found_again, self.session, work)
-                if self.known_peers.returns and given
-                else self._recover
-            )
-            if not await self.rounds.enter(tries=tries, alone=alone, lost=lost):
-                raise NoSwarm("the swarm disappeared before it sent its state", self.known_peers.advice)
-        else:
-            await work(lambda: self.replica.write_model(write))
-            self.rounds.take_part()
-        self.store_known_peers()
-        for one in self._tasks:
-            self.presence.attend(one())
+
+    async def _enter(self, work: Work, given: bool) -> None:
+        """Get the state of the swarm. given: the first parameters are those that the manifest names."""
+        alone = int(SEARCH_SECONDS / PATIENCE)
+        tries = OWN_STATE if self.replica.round else 0
+        returns = self.known_peers.returns and given
+        lost = partial(self.known_peers.found_again, self.session, work) if returns else self._recover
+        if not await self.rounds.enter(tries=tries, alone=alone, lost=lost):
+            raise NoSwarm("the swarm disappeared before it sent its state", self.known_peers.advice)
 
     def _votes(self, fragment: int) -> VoteFile:
         """Return the votes of a fragment; an alarm reports if they are lost."""
