@@ -25,6 +25,7 @@ from thinwire.swarm.messages.registry import (
     Blame,
     Commit,
     Digest,
+    Farewell,
     Leave,
     Message,
     PeerId,
@@ -237,29 +238,12 @@ class Proposer:
         left: Mapping[PeerId, Leave],
         before: Proposal | None,
     ) -> Proposal | None:
-        terms, live = self._terms, self._electorate.live
-        # A peer that has left takes part again once it announces that it has no vote.
-        leaving = {peer for peer in self._electorate.farewells if peer in self._ready and self._ready[peer].voter}
-        able, unable = fit(terms, present - leaving, self._ready)
-        uncounted = self._electorate.uncounted(able, self._ready)
-        trial = {peer for peer, why in uncounted.items() if why == ON_TRIAL}
-        if ballot.term > 1:  # Others may know other endorsements, and defer a proposal with a newcomer on trial.
-            trial |= {peer for peer in able if self._electorate.on_trial(peer)}
-        equivocators = self.blame_book.equivocators
-        able = tuple(peer for peer in able if peer not in trial | equivocators)
-        unable |= dict.fromkeys(sorted(trial), ON_TRIAL) | dict.fromkeys(sorted(equivocators), TWO_ANNOUNCEMENTS)
+        """Return the proposal of a ballot; None if more promises are needed, or too few peers contribute."""
+        able, excluded, distrusted = self._eligible(ballot, present)
         if before is not None and not self._electorate.enough(set(able) & set(before.group), left):
             before = None  # Only peers of the group can vote, and there are too few of them.
-        excluded = dict.fromkeys(self._electorate.farewells, LEFT) | unable
-        excluded = {peer: why for peer, why in excluded.items() if peer not in able}
+        self._choose_idle(able, before)
         farewells = tuple(leave.farewell for leave in left.values())
-        rejected, idle = self.blame_book.rejected, self.blame_book.idle
-        idle |= set(before.idle) if before is not None else set()
-        if idle.issuperset(able):
-            idle.clear()  # Otherwise no peer would own chunks.
-        fresh = set(able) - set(terms.members)
-        if 2 * len(fresh) <= len(able) and not (idle | fresh).issuperset(able):
-            idle |= fresh  # It is not known yet whether newcomers are reliable.
         found, possible = decidable({peer: one for peer, (one, _) in promises.items()}, left, self._electorate)
         if len(possible) > 1 and self._electorate.liars:
             return None  # One of them has been chosen, or none; more members must answer.
@@ -272,21 +256,63 @@ class Proposer:
         ]
         if choices:
             self._tried.add(choices[0].digest)
-            return adopt(ballot, terms, able, choices[0], excluded, idle=idle, farewells=farewells)
+            idle = self.blame_book.idle
+            return adopt(ballot, self._terms, able, choices[0], excluded, idle=idle, farewells=farewells)
+        return self._free_proposal(ballot, able, excluded, distrusted, before, farewells)
+
+    def _eligible(
+        self, ballot: Ballot, present: set[PeerId]
+    ) -> tuple[tuple[PeerId, ...], dict[PeerId, str], Collection[PeerId]]:
+        """Return the peers that can take part, why others cannot, and the distrusted ones of the former."""
+        # A peer that has left takes part again once it announces that it has no vote.
+        leaving = {peer for peer in self._electorate.farewells if peer in self._ready and self._ready[peer].voter}
+        able, unable = fit(self._terms, present - leaving, self._ready)
+        uncounted = self._electorate.uncounted(able, self._ready)
+        trial = {peer for peer, why in uncounted.items() if why == ON_TRIAL}
+        if ballot.term > 1:  # Others may know other endorsements, and defer a proposal with a newcomer on trial.
+            trial |= {peer for peer in able if self._electorate.on_trial(peer)}
+        equivocators = self.blame_book.equivocators
+        able = tuple(peer for peer in able if peer not in trial | equivocators)
+        unable |= dict.fromkeys(sorted(trial), ON_TRIAL) | dict.fromkeys(sorted(equivocators), TWO_ANNOUNCEMENTS)
+        excluded = dict.fromkeys(self._electorate.farewells, LEFT) | unable
+        excluded = {peer: why for peer, why in excluded.items() if peer not in able}
+        return able, excluded, [peer for peer, why in uncounted.items() if why == DISTRUSTED]
+
+    def _choose_idle(self, able: Collection[PeerId], before: Proposal | None) -> None:
+        """Choose those of the peers that own no chunks."""
+        idle = self.blame_book.idle
+        idle |= set(before.idle) if before is not None else set()
+        if idle.issuperset(able):
+            idle.clear()  # Otherwise no peer would own chunks.
+        fresh = set(able) - set(self._terms.members)
+        if 2 * len(fresh) <= len(able) and not (idle | fresh).issuperset(able):
+            idle |= fresh  # It is not known yet whether newcomers are reliable.
+
+    def _free_proposal(
+        self,
+        ballot: Ballot,
+        able: tuple[PeerId, ...],
+        excluded: dict[PeerId, str],
+        distrusted: Collection[PeerId],
+        before: Proposal | None,
+        farewells: tuple[Farewell, ...],
+    ) -> Proposal | None:
+        """Return a proposal with the group of `before`, or else with all peers; None if too few contribute."""
+        rejected, live = self.blame_book.rejected, self._electorate.live
         known = {*able, *excluded, *rejected}
-        for peer in before.group if before is not None else terms.members:
+        for peer in before.group if before is not None else self._terms.members:
             if peer not in known:
                 excluded[peer] = "late" if peer in live else "silent"
         for old in (before, None):
             proposal = propose(
                 ballot,
-                terms,
+                self._terms,
                 able,
                 self._ready,
                 excluded,
                 rejected=rejected,
-                distrusted=[peer for peer, why in uncounted.items() if why == DISTRUSTED],
-                idle=idle,
+                distrusted=distrusted,
+                idle=self.blame_book.idle,
                 before=old,
                 without_ring=self.blame_book.ring_failed,
                 farewells=farewells,

@@ -1,4 +1,4 @@
-"""Transfer of the chunks of a state that differ from the local ones, a few at a time from every source.
+"""Transfer of the chunks that differ from the local ones, a few at a time from every source.
 
 Each chunk is checked. A source that sends a wrong chunk is not asked again, and neither is one that no longer has the state.
 Late chunks of a source are requested from others, too: the source may be slow, or may never send them. Chunks fetched by a
@@ -163,7 +163,7 @@ class ChunkTransfer:
             self._send(peer, StateFetch(self._round, index, self._fragment))
 
     async def _receive(self) -> bool:
-        """Process the next message, or the delay of a source. Returns False if no source may send a chunk any more."""
+        """Process the next message, or the delay of a source. Returns False if no source sends any more."""
         awaited = [source for source in self._sources.values() if source.awaited]
         slowest = min(awaited, key=lambda one: one.due, default=None)
         try:

@@ -215,7 +215,7 @@ class Peer:
         return broken
 
     async def _restore(self, work: Work, joins: bool) -> None:
-        """Load the newest checkpoint. Raises an error if there is none and this peer may not begin without one."""
+        """Load the newest checkpoint. Raises an error if this peer needs one and has none."""
         try:
             self.private = await self.checkpointer.restore(self.replica, self.layout, work)
         except ManifestMismatch as error:
