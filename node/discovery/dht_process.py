@@ -7,7 +7,8 @@ may end this process, because hivemind deserializes keys and dictionaries of its
 the stack. So nothing else runs here. The file imports nothing of thinwire, which need not be installed beside hivemind.
 
 The first request has the options, and its answer the addresses of this node; then {"id", "do", ...} with "do" one of
-"store" (key, subkey, value, expires), "get" (key), "peers". The process ends with stdin.
+"reach" (the nodes of the option "again"), "store" (key, subkey, value, expires), "get" (key), "peers". The process ends
+with stdin.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import json
 import os
 import random
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 MOST_VALUES, VALUE_BYTES = 1024, 2048
@@ -33,8 +36,8 @@ BUCKET, REPLICAS, WAIT_SECONDS = 20, 5, 3.0
 class Node:
     """The DHT node and its answers to requests."""
 
-    def __init__(self, node: Any) -> None:
-        self._node = node
+    def __init__(self, node: Any, again: Sequence[str]) -> None:
+        self._node, self._again = node, again
 
     @classmethod
     async def open(cls, options: dict[str, Any]) -> Node:
@@ -67,21 +70,23 @@ class Node:
             auto_nat=False,
             nat_port_map=False,
         )
-        return cls(node)
+        return cls(node, options["again"])
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Execute one request."""
         match request["do"]:
+            case "reach":
+                answered = await asyncio.gather(*(self._reach(address) for address in self._again))
+                return {"reached": any(answered) or not answered}
             case "store":
                 value = base64.b64decode(request["value"])
                 stored = await self._node.store(
                     request["key"], value, float(request["expires"]), subkey=request["subkey"]
                 )
-                return {"stored": bool(stored)}
+                # A node that has begun again has two ids in our tables: asked twice, it refuses the value that it has.
+                return {"stored": bool(stored) or request["subkey"] in await self._read(request["key"])}
             case "get":
-                found = await self._node.get(request["key"], latest=True)
-                values = found.value.values() if found is not None and isinstance(found.value, dict) else ()
-                raw = [one.value for one in values]
+                raw = [one.value for one in (await self._read(request["key"])).values()]
                 good = [one for one in raw if isinstance(one, bytes) and len(one) <= VALUE_BYTES]
                 chosen = random.sample(good, min(MOST_VALUES, len(good)))
                 return {"values": [base64.b64encode(one).decode() for one in chosen]}
@@ -90,6 +95,29 @@ class Node:
                 texts = [f"{one}/p2p/{info.peer_id}" for info in infos for one in info.addrs]
                 return {"peers": texts[:MOST_PEERS]}
         return {"error": "unknown request"}
+
+    async def _read(self, key: str) -> dict[str, Any]:
+        found = await self._node.get(key, latest=True)
+        return found.value if found is not None and isinstance(found.value, dict) else {}
+
+    async def _reach(self, address: str) -> bool:
+        """Dial a node unless it is connected, and put it into our tables again; return True if it answers.
+
+        hivemind removes a node that does not answer from its tables, and never dials the bootstrap addresses again.
+        """
+        from hivemind.dht.node import Multiaddr
+        from hivemind.p2p import P2PDaemonError, PeerID
+
+        full = Multiaddr(address)
+        peer = PeerID.from_base58(full["p2p"])
+        dial = self._node.p2p._client.connect(peer, [full.decapsulate("/p2p/" + full["p2p"])])
+        try:
+            await asyncio.wait_for(dial, WAIT_SECONDS)
+        except (P2PDaemonError, asyncio.TimeoutError):  # noqa: UP041  # Python 3.10 has two time-outs.
+            return False
+        with suppress(Exception):  # The node may answer nonsense; then others still count.
+            return await self._node.protocol.call_ping(peer) is not None
+        return False
 
     async def addresses(self) -> list[str]:
         """Return the addresses at which other nodes can bootstrap from this one."""

@@ -38,6 +38,7 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 FRAME_BYTES = 4 << 20
 """Longest answer of the child."""
 
+UNREACHABLE = "no bootstrap node answers"
 CARDS_KEY = "thinwire/cards/1"
 _MODULE = "thinwire.node.discovery.dht_process"
 _KNOWN_BYTES = 1 << 16
@@ -49,6 +50,7 @@ _Texts = Annotated[tuple[_Text, ...], Meta(max_length=64)]
 class _Answer(msgspec.Struct, frozen=True):
     id: int = 0
     error: _Text = ""
+    reached: bool = False
     stored: bool = False
     addresses: _Texts = ()
     values: Annotated[tuple[Annotated[str, Meta(max_length=4096)], ...], Meta(max_length=1024)] = ()
@@ -119,7 +121,12 @@ class DhtSource:
         self._opening = asyncio.Lock()
 
     async def publish(self, card: RunCard) -> None:
-        """Store a card under both keys. Raises DirectoryError if neither is stored."""
+        """Store a card under both keys.
+
+        Raises DirectoryError if neither is stored, or no bootstrap node answers: the card may be here or at some neighbours
+        only, where other machines do not find it.
+        """
+        reached = await self._reach()
         value, subkey = base64.b64encode(card.wire).decode(), hashlib.blake2b(card.wire, digest_size=16).hexdigest()
         expires = card.issued + card.ttl
         stored = [
@@ -128,6 +135,8 @@ class DhtSource:
         ]
         if not any(stored):
             raise DirectoryError("no node of the DHT stored the card", "it is published again in a minute")
+        if not reached:
+            raise DirectoryError(UNREACHABLE, "they are dialled again each minute; check their addresses if this lasts")
         await self._keep()
 
     async def find(self, run_id: bytes) -> Sequence[bytes]:
@@ -155,16 +164,27 @@ class DhtSource:
         return None if self._child is None or self._child.returncode is not None else self._child.pid
 
     async def _get(self, key: str) -> Sequence[bytes]:
+        reached = await self._reach()
         answer = await self._ask({"do": "get", "key": key})
-        await self._keep()
+        if reached:
+            await self._keep()
+        elif not answer.values:
+            raise DirectoryError(UNREACHABLE, "check the bootstrap addresses")
         try:
             return [base64.b64decode(value, validate=True) for value in answer.values]
         except ValueError:
             raise DirectoryError("the process of the DHT answers nonsense") from None
 
+    async def _reach(self) -> bool:
+        """Dial the bootstrap nodes again; return True if one answers, or there are none."""
+        return (await self._ask({"do": "reach"})).reached
+
     async def _ask(self, request: dict[str, object]) -> _Answer:
         await self._open()
         answer = await self._exchange(request, ANSWER_SECONDS)
+        if answer.error:  # Such as that of a child without its daemon of libp2p, which answers so for ever.
+            await self._fail()
+            raise DirectoryError(f"the process of the DHT has failed: {answer.error}", "it is started again")
         self._failures = 0
         return answer
 
@@ -190,8 +210,6 @@ class DhtSource:
             raise
         finally:
             self._waiting.pop(number, None)
-        if received.error:
-            raise DirectoryError(received.error, "check the bootstrap addresses")
         return received
 
     async def _fail(self) -> None:
@@ -225,13 +243,13 @@ class DhtSource:
             assert self._child.stdout is not None
             self._reader = asyncio.create_task(self._read(self._child.stdout))
             self._last = 0  # The options are request 0, and their answer has no number.
-            options = {"bootstrap": self._starts(), "listen": self._listen, "client": not self._listen}
-            try:
-                received = await self._exchange(options, OPEN_SECONDS)
-            except DirectoryError:
-                if self._child is not None:
-                    await self._fail()
-                raise
+            starts = self._starts()
+            nodes = {"bootstrap": starts, "again": self._bootstrap or starts}
+            options = {**nodes, "listen": self._listen, "client": not self._listen}
+            received = await self._exchange(options, OPEN_SECONDS)
+            if received.error:
+                await self._fail()
+                raise DirectoryError(received.error, "check the bootstrap addresses")
             self._opened(received.addresses)
 
     async def _read(self, pipe: asyncio.StreamReader) -> None:

@@ -1,7 +1,8 @@
 """Child of the pipe protocol without a DHT: fake_dht.py FOLDER [FAULT]. Its values are kept in memory.
 
 FOLDER gets a file a start, with its options. FAULT, at the first start only ("always-" before it: at each): "dies" at the
-first request, "silent", "noise" instead of an answer, "oversized" length, "nested" JSON, "error" at the opening.
+first request, "silent", "noise" instead of an answer, "oversized" length, "nested" JSON, "error" at the opening, "failing": an
+error at each request, "lost": in the second to fourth request to reach bootstrap nodes none answers.
 """
 
 import json
@@ -39,7 +40,7 @@ if fault == "error":
     send(error="no bootstrap node answers")
     sys.exit(0)
 send(addresses=["/ip4/127.0.0.1/tcp/1/p2p/me"])
-stored = {}
+stored, reaches = {}, 0
 while (request := read()) is not None:
     if fault == "dies":
         signal.raise_signal(signal.SIGSEGV)
@@ -51,6 +52,12 @@ while (request := read()) is not None:
         write(b"\xff\xff\xff\xff")
     elif fault == "nested":
         write((200_000).to_bytes(4, "big") + b"[" * 200_000)
+    elif fault == "failing":
+        send(id=request["id"], error="ConnectionRefusedError: [Errno 111] Connection refused")
+    elif request["do"] == "reach":
+        reaches += 1
+        lost = fault == "lost" and 1 < reaches < 5
+        send(id=request["id"], reached=not lost)
     elif request["do"] == "store":
         stored.setdefault(request["key"], {})[request["subkey"]] = request["value"]
         send(id=request["id"], stored=True)

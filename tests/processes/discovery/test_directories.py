@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import kit
+import psutil
 import pytest
 
 PROGRAMS = Path(*kit.__path__) / "programs"
@@ -45,6 +48,18 @@ def polluted(garbage):
     return done.stdout
 
 
+def dht_node(*bootstrap, **environment):
+    """Return a node of the DHT, with its address as `said`."""
+    command, pipes = (
+        [HIVEMIND, PROGRAMS / "dht_node.py", *bootstrap],
+        {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE},
+    )
+    node = subprocess.Popen(command, **pipes, text=True, env=os.environ | environment, start_new_session=True)
+    node.said = node.stdout.readline().strip()
+    assert node.said.startswith("/ip4/")
+    return node
+
+
 @pytest.mark.skipif(find_spec("zeroconf") is None, reason="zeroconf is not installed: pip install 'thinwire[lan]'")
 def test_run_is_found_and_joined_on_the_local_network(machine, monkeypatch):
     monkeypatch.setenv("THINWIRE_HOST", "127.0.0.1")
@@ -74,13 +89,7 @@ def test_run_is_found_in_a_dht_full_of_garbage(machine, monkeypatch, tmp_path):
     nodes: list[subprocess.Popen[str]] = []
     try:
         for _ in range(NODES):
-            address = [nodes[0].said] if nodes else []
-            node = subprocess.Popen(
-                [HIVEMIND, PROGRAMS / "dht_node.py", *address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            nodes.append(node)
-            node.said = node.stdout.readline().strip()
-            assert node.said.startswith("/ip4/")
+            nodes.append(dht_node(*([nodes[0].said] if nodes else [])))
         monkeypatch.setenv("THINWIRE_BOOTSTRAP", nodes[0].said)
         here = machine()
         admit_all(here)
@@ -125,3 +134,43 @@ def test_run_is_found_in_a_dht_full_of_garbage(machine, monkeypatch, tmp_path):
             node.stdin.close()
         for node in nodes:
             node.wait(30)
+
+
+@pytest.mark.trial
+@pytest.mark.skipif(not HIVEMIND, reason="no interpreter with hivemind: set HIVEMIND_PYTHON")
+def test_run_is_listed_again_when_the_bootstrap_node_or_the_daemon_of_libp2p_was_killed(machine, monkeypatch, tmp_path):
+    """The only bootstrap node comes back with its address; then a process below the one of our DHT node is killed."""
+    monkeypatch.setenv("THINWIRE_DIRECTORY_PYTHON", HIVEMIND)
+    monkeypatch.setenv("THINWIRE_HOST", "127.0.0.1")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"DHT_NODE_KEY": str(tmp_path / "key"), "DHT_NODE_PORT": str(free.getsockname()[1])}
+    node = dht_node(**place)
+    address = node.said
+    monkeypatch.setenv("THINWIRE_BOOTSTRAP", address)
+    try:
+        here = machine()
+        admit_all(here)
+        founder = here.found("founder", "--public")
+        founder.wait("published")
+        here.join("other", "e2e", "--public").wait("published")  # A neighbour, at which cards can be stored.
+        run_id = founder.of("start")[0]["run"]
+
+        killed = time.monotonic()
+        os.killpg(node.pid, signal.SIGKILL)
+        lost = founder.wait("directory", after=killed, detail="unreachable")
+        node = dht_node(**place)
+        assert node.said == address
+        back = founder.wait("directory", after=lost["at"], detail="reachable again")
+        assert [run["run_id"] for run in listed(here.daemon("looker"))[0]] == [run_id]
+
+        (first,) = founder.of("directory", detail="DHT node")
+        processes = psutil.Process(founder.process.pid).children(recursive=True)
+        (libp2p,) = (process for process in processes if process.name() == "p2pd")
+        libp2p.kill()
+        failed = founder.wait("directory", after=back["at"], detail="unreachable")
+        second = founder.wait("directory", after=failed["at"], detail="DHT node")
+        assert second["addresses"] != first["addresses"]
+        founder.wait("directory", after=second["at"], detail="reachable again")
+    finally:
+        os.killpg(node.pid, signal.SIGKILL)

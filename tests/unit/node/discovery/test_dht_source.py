@@ -7,6 +7,7 @@ import random
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import kit
 import pytest
@@ -19,14 +20,25 @@ from thinwire.node.runtime.disk import RealDisk
 CHILD = str(Path(*kit.__path__) / "programs" / "fake_dht.py")
 
 
+BOOTSTRAP = "/ip4/192.0.2.1/tcp/1/p2p/first"
+
+
 class Scene:
-    def __init__(self, tmp_path, fault="", command=None, listen=("/ip4/127.0.0.1/tcp/0",), now=time.monotonic):
+    def __init__(
+        self,
+        tmp_path,
+        fault="",
+        command=None,
+        listen=("/ip4/127.0.0.1/tcp/0",),
+        now=time.monotonic,
+        bootstrap=(BOOTSTRAP,),
+    ):
         self.folder, self.known = tmp_path / "starts", tmp_path / "home" / "dht-nodes.json"
         self.folder.mkdir(exist_ok=True)
         self.opened = []
         self.source = DhtSource(
             command or (sys.executable, CHILD, str(self.folder), *([fault] if fault else [])),
-            bootstrap=["/ip4/192.0.2.1/tcp/1/p2p/first"],
+            bootstrap=bootstrap,
             listen=listen,
             known=self.known,
             disk=RealDisk(),
@@ -73,7 +85,7 @@ def test_child_gets_bootstrap_addresses_and_nodes_seen_before(tmp_path):
     second = Scene(tmp_path, listen=())
     second.run(lambda source: source.cards())
     one, two = second.starts()
-    assert one["bootstrap"] == ["/ip4/192.0.2.1/tcp/1/p2p/first"] and not one["client"]
+    assert one["bootstrap"] == one["again"] == two["again"] == [BOOTSTRAP] and not one["client"]
     assert two["bootstrap"] == [*one["bootstrap"], "/ip4/192.0.2.9/tcp/9/p2p/other"] and two["client"]
     second.known.write_bytes(b"\xff damaged")
     third = Scene(tmp_path)
@@ -81,7 +93,7 @@ def test_child_gets_bootstrap_addresses_and_nodes_seen_before(tmp_path):
     assert third.starts()[2]["bootstrap"] == one["bootstrap"]
 
 
-@pytest.mark.parametrize("fault", ["dies", "noise", "oversized", "nested", "error", "silent"])
+@pytest.mark.parametrize("fault", ["dies", "noise", "oversized", "nested", "error", "failing", "silent"])
 def test_broken_child_is_replaced(tmp_path, fault, monkeypatch):
     if fault == "silent":
         monkeypatch.setattr(dht_source, "ANSWER_SECONDS", 0.3)
@@ -100,6 +112,32 @@ def test_broken_child_is_replaced(tmp_path, fault, monkeypatch):
     for start in starts:  # neither is left
         with pytest.raises(ProcessLookupError):
             os.kill(start["process"], 0)
+
+
+@pytest.mark.parametrize("bootstrap", [(BOOTSTRAP,), ()])
+def test_bootstrap_nodes_are_dialled_again_until_they_answer(tmp_path, bootstrap):
+    """Without addresses in the settings those of the last start are dialled, and stay in the file."""
+    first = Scene(tmp_path, "lost", bootstrap=bootstrap)
+    first.known.parent.mkdir()
+    first.known.write_text(json.dumps([BOOTSTRAP]))
+
+    async def scene(source):
+        await source.publish(card(1))
+        known = first.known.read_text()
+        first.known.write_text(json.dumps([BOOTSTRAP]))
+        with pytest.raises(DirectoryError, match="no bootstrap node answers"):
+            await source.publish(card(2))
+        with pytest.raises(DirectoryError, match="no bootstrap node answers"):
+            await source.find(b"o" * 32)  # An empty answer of a directory that works raises nothing.
+        assert len(await source.cards()) == 2, "other nodes of the DHT have answered"
+        assert first.known.read_text() == json.dumps([BOOTSTRAP]) != known
+        await source.publish(card(2))
+        assert json.loads(first.known.read_text()) == json.loads(known)
+        return await source.cards()
+
+    assert sorted(first.run(scene)) == sorted(card(number).wire for number in (1, 2))
+    (start,) = first.starts()  # The process is not replaced.
+    assert start["again"] == [BOOTSTRAP]
 
 
 def test_child_killed_between_two_requests_is_replaced(tmp_path):
@@ -147,6 +185,82 @@ def test_missing_hivemind_is_told_with_a_hint(monkeypatch):
         child_command("")
     assert "directory_python" in caught.value.hint
     assert child_command("elsewhere") == ("elsewhere", dht_process.__file__)
+
+
+class Unreachable(Exception):
+    """Error of hivemind."""
+
+
+class Text(str):
+    """Multiaddress of hivemind."""
+
+    def __getitem__(self, name):
+        return self.partition(f"/{name}/")[2]
+
+    def decapsulate(self, end):
+        return self.removesuffix(end)
+
+
+@pytest.mark.parametrize(
+    ("dialled", "answer", "reached"),
+    [
+        (None, b"id of a node", True),
+        (None, None, False),
+        (None, ValueError("nonsense"), False),
+        (Unreachable(), b"id of a node", False),
+        (ConnectionRefusedError(), b"id of a node", None),
+    ],
+)
+def test_node_is_reached_if_it_can_be_dialled_and_answers(monkeypatch, dialled, answer, reached):
+    """An error of our own daemon of libp2p is no answer about a node: it ends the process."""
+    hivemind = SimpleNamespace(Multiaddr=Text, P2PDaemonError=Unreachable, PeerID=SimpleNamespace(from_base58=str))
+    for name in ("hivemind", "hivemind.dht", "hivemind.dht.node", "hivemind.p2p"):
+        monkeypatch.setitem(sys.modules, name, hivemind)
+    seen = []
+
+    def given(value):
+        async def call(*arguments):
+            seen.append(arguments)
+            if isinstance(value, Exception):
+                raise value
+            return value
+
+        return call
+
+    client = SimpleNamespace(connect=given(dialled))
+    node = dht_process.Node(
+        SimpleNamespace(p2p=SimpleNamespace(_client=client), protocol=SimpleNamespace(call_ping=given(answer))),
+        [BOOTSTRAP],
+    )
+    asked = node.answer({"do": "reach"})
+    if reached is None:
+        with pytest.raises(ConnectionRefusedError):
+            asyncio.run(asked)
+    else:
+        assert asyncio.run(asked) == {"reached": reached}
+    assert seen == [("first", ["/ip4/192.0.2.1/tcp/1"]), *([] if dialled else [("first",)])]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "found", "stored"),
+    [(True, None, True), (False, {"mine": 1, "other": 1}, True), (False, {"other": 1}, False), (False, b"mine", False)],
+)
+def test_refused_value_counts_as_stored_if_it_can_be_read(accepted, found, stored):
+    """A node with two ids in our tables refuses it the second time; a plain value with a later end hides it."""
+
+    async def store(key, value, expires, subkey):
+        return accepted
+
+    async def get(key, latest):
+        return found and SimpleNamespace(value=found)
+
+    request = {"do": "store", "key": "key", "subkey": "mine", "value": "", "expires": 1}
+    answer = dht_process.Node(SimpleNamespace(store=store, get=get), []).answer(request)
+    assert asyncio.run(answer) == {"stored": stored}
+
+
+def test_first_node_of_a_directory_has_no_nodes_to_reach():
+    assert asyncio.run(dht_process.Node(None, []).answer({"do": "reach"})) == {"reached": True}
 
 
 @pytest.mark.parametrize(
