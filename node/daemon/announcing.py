@@ -44,9 +44,12 @@ class Announcing:
     """Task that publishes the card of the peer. Raises NotInstalled if a directory lacks its package."""
 
     def __init__(self, config: Config, report: Reporter, *, public: bool, lan: bool) -> None:
-        self._report, self._warned = report, ""
+        self._report, self._published = report, False
+        self._reasons: list[str] = []
+        """Why sources have failed since the last publication."""
+        self._alarm = ""
         self._directory = open_directory(
-            config, public=public, lan=lan, publishes=True, warn=self._warn, opened=self._opened
+            config, public=public, lan=lan, publishes=True, warn=self._reasons.append, opened=self._opened
         )
         self._task: asyncio.Task[None] | None = None
 
@@ -56,8 +59,11 @@ class Announcing:
         def card() -> RunCard | None:
             return card_of(peer(), self._report.loss, self._directory.wall())
 
-        def published() -> None:
-            mode, self._warned = peer().manifest.admission.mode, ""
+        def published(accepted: bool) -> None:
+            self._tell_state()
+            if self._published or not accepted:
+                return
+            self._published, mode = True, peer().manifest.admission.mode
             invite = (
                 "" if mode == "open" else f"; peers that find it there need an invite, too (admission.mode = {mode!r})"
             )
@@ -78,7 +84,13 @@ class Announcing:
     def _opened(self, addresses: Sequence[str]) -> None:
         self._report.emit("directory", {"detail": "DHT node", "addresses": list(addresses)})
 
-    def _warn(self, text: str) -> None:
-        if text != self._warned:
-            self._report.emit("alarm", {"detail": f"the directory fails: {text}"})
-        self._warned = text
+    def _tell_state(self) -> None:
+        """Report that sources of the directory fail, or fail for other reasons, or that all work again."""
+        before, self._alarm = self._alarm, f"the directory fails: {'; '.join(self._reasons)}" if self._reasons else ""
+        self._reasons.clear()
+        if bool(before) != bool(self._alarm):
+            self._report.emit("directory", {"detail": "unreachable" if self._alarm else "reachable again"})
+        if self._alarm and self._alarm != before:
+            self._report.emit("alarm", {"detail": self._alarm})
+        if before and not self._alarm:
+            self._report.end_alarm(before, "the directory can be reached again")

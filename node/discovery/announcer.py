@@ -22,15 +22,14 @@ CARD_SECONDS = 180
 async def announce(
     directory: Directory,
     card: Callable[[], RunCard | None],
-    published: Callable[[], None],
+    published: Callable[[bool], None],
     addresses: Callable[[], Sequence[str]],
 ) -> None:
     """Publish what `card` returns until cancelled; None: not yet.
 
-    `published`: called after the first success. `addresses`: those of the next card, empty if unknown; others than those of the
-    last card are published at once.
+    `published`: called after each publication; True: a source has accepted the card. `addresses`: those of the next card,
+    empty if unknown; others than those of the last card are published at once.
     """
-    first = True
     while True:
         try:
             made = card()
@@ -39,9 +38,7 @@ async def announce(
         if made is None:
             await asyncio.sleep(LOOK_SECONDS)
             continue
-        if await directory.publish(made) and first:
-            published()
-            first = False
+        published(await directory.publish(made))
         left = REFRESH_SECONDS
         while left > 0 and tuple(addresses() or made.record.addresses) == made.record.addresses:
             await asyncio.sleep(LOOK_SECONDS)

@@ -154,9 +154,13 @@ class Reporter:
         """End the alarms of lineages whose peers have met again."""
         replicas = [one for _, one, _ in peer.replica.each(peer.layout)]
         for over in self._lineages.look(replicas, peer.session.live):
-            if self.alarm == over.text:
-                self.alarm = self._lineages.shown
-            self.emit("alarm_over", {"detail": over.summary})
+            self.end_alarm(over.text, over.summary)
+
+    def end_alarm(self, text: str, summary: str) -> None:
+        """Report that the alarm with this text has ended; the status does not show it any more."""
+        if self.alarm == text:
+            self.alarm = self._lineages.shown
+        self.emit("alarm_over", {"detail": summary})
 
     def summary(self, peer: Peer) -> None:
         """Print lineage, plan and outcome, and alarms of this process, at its end; nothing if there were none."""

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from thinwire.node.daemon import announcing
+from thinwire.node.peer.reporter import Reporter
 from thinwire.swarm.manifest.parser import parse
 
 
@@ -13,7 +14,8 @@ def test_owner_is_told_that_an_entry_of_a_directory_is_no_invite(monkeypatch, mo
     told = []
 
     async def announce(directory, card, published, addresses):
-        published()
+        published(True)
+        published(True)
 
     async def main():
         monkeypatch.setattr(announcing, "open_directory", lambda config, **settings: SimpleNamespace())
@@ -52,3 +54,40 @@ def test_addresses_of_the_next_card_are_unknown_while_the_peer_changes_its_stage
 
     asyncio.run(main())
     assert seen == [("192.0.2.1:7400",), None, ()]
+
+
+def test_directory_that_fails_and_works_again_is_told_once_each(monkeypatch):
+    """It is told again for another reason; the status has the alarm until the end."""
+    said, shown = [], []
+    report = Reporter(lambda kind, fields: said.append((kind, fields["detail"])), wall=lambda: 0.0)
+
+    async def main():
+        given = {}
+        monkeypatch.setattr(announcing, "open_directory", lambda config, **settings: given.update(settings))
+
+        async def announce(directory, card, published, addresses):
+            for reason in ("", "cold", "cold", "wet", "", "", "cold"):
+                if reason:
+                    given["warn"](f"DHT: {reason}")
+                published(not reason)
+                shown.append(report.alarm)
+
+        monkeypatch.setattr(announcing, "announce", announce)
+        announcing.Announcing(None, report, public=True, lan=False).begin(
+            lambda: SimpleNamespace(manifest=parse('[admission]\nmode = "open"'))
+        )
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    cold, wet = (f"the directory fails: DHT: {reason}" for reason in ("cold", "wet"))
+    assert said == [
+        ("published", "the run is in the directory"),
+        ("directory", "unreachable"),
+        ("alarm", cold),
+        ("alarm", wet),
+        ("directory", "reachable again"),
+        ("alarm_over", "the directory can be reached again"),
+        ("directory", "unreachable"),
+        ("alarm", cold),
+    ]
+    assert shown == ["", cold, cold, wet, "", "", cold]

@@ -161,16 +161,14 @@ def test_card_is_published_once_there_is_one_and_success_is_told_once():
     async def scene():
         source, told, cards = Planted(), [], iter([None, card(1)])
         shown = card(1).record.addresses
-        task = asyncio.create_task(
-            announce(directory(source), lambda: next(cards), lambda: told.append(1), lambda: shown)
-        )
+        task = asyncio.create_task(announce(directory(source), lambda: next(cards), told.append, lambda: shown))
         while not source.published:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0)
         task.cancel()
         return source.published, told
 
-    assert asyncio.run(scene()) == ([card(1)], [1])
+    assert asyncio.run(scene()) == ([card(1)], [True])
 
 
 def test_card_is_published_at_once_when_its_addresses_change_and_else_once_a_minute():
@@ -178,7 +176,10 @@ def test_card_is_published_at_once_when_its_addresses_change_and_else_once_a_min
         source, present, known = Planted(), card(1), True
         task = asyncio.create_task(
             announce(
-                directory(source), lambda: present, lambda: None, lambda: present.record.addresses if known else ()
+                directory(source),
+                lambda: present,
+                lambda accepted: None,
+                lambda: present.record.addresses if known else (),
             )
         )
         await asyncio.sleep(REFRESH_SECONDS / 2)
