@@ -55,7 +55,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        with thinwire.join(sys.argv[1], home=sys.argv[2], host="127.0.0.1") as joined:
+        # The first process has the default port.
+        with thinwire.join(sys.argv[1], home=sys.argv[2], host="127.0.0.1", port=0) as joined:
             take_part(joined, int(sys.argv[3]))
     else:
         main()

@@ -27,6 +27,7 @@ from thinwire.compression.sparse.topk import Sparse
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.node.methods.sparse.run_codec import RunCodec, SparseCodec
 from thinwire.node.outer.round_session import RoundSession
+from thinwire.node.outer.verification.score_book import NOTHING
 from thinwire.sims.peers.agreement_lies import AGREEMENT_LIES
 from thinwire.sims.peers.false_messages import change_outgoing, each, fail, fragment_of, repeat, round_of
 from thinwire.sims.peers.learners import StubLearner
@@ -98,6 +99,13 @@ def _change_chunks(
         return changed
 
     _change_contributions(session, lying)
+
+
+def _send_unreadable(session: RoundSession | GossipSession, change: Callable[[NDArray[np.uint8]], None]) -> None:
+    """Send chunks that no decoder accepts, and score no other peer: a score compares with the own contribution."""
+    _change_chunks(session, change)
+    if isinstance(session, RoundSession):
+        session.trials.evaluate = lambda sample, score: (NOTHING, NOTHING)  # type: ignore[method-assign]
 
 
 def _read_honestly(
@@ -367,7 +375,7 @@ def _send_no_bulk(process: Process) -> None:
 
 IMPLEMENTED: dict[str, Callable[[Process], None]] = {
     "hash": each(lambda session: _change_chunks(session, _flip_bits, announced=False)),
-    "nan": each(lambda session: _change_chunks(session, _write_nan)),
+    "nan": each(lambda session: _send_unreadable(session, _write_nan)),
     "huge": each(lambda session: change_values(session, lambda values: values * np.float32(1e6))),
     "flip": each(lambda session: change_values(session, lambda values: -values)),
     "zero": each(lambda session: change_values(session, np.zeros_like)),
@@ -382,7 +390,7 @@ IMPLEMENTED: dict[str, Callable[[Process], None]] = {
     "flip10": each(lambda session: change_values(session, lambda values: np.float32(-10) * values)),
     "scale900": each(lambda session: change_values(session, lambda values: np.float32(900) * values)),
     "1e30": each(lambda session: change_values(session, lambda values: np.full_like(values, 1e30))),
-    "inf": each(lambda session: _change_chunks(session, _write_infinity)),
+    "inf": each(lambda session: _send_unreadable(session, _write_infinity)),
     "constant": each(lambda session: change_values(session, _same_everywhere)),
     "repeat": each(_repeat),
     "mimic": _copy_honest,

@@ -1,10 +1,13 @@
 """Examples, run like a user runs them: averages without training, a custom training loop, a service."""
 
+import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,10 +19,18 @@ AVERAGE, OWN_LOOP = EXAMPLES / "average.py", EXAMPLES / "own_loop.py"
 UNIT = EXAMPLES / "service" / "thinwire.service"
 
 
+def _run(example):
+    """Run an example on a machine with one gate port for all of its processes, as the default port of a user is."""
+    bases = range(20_000 + 100 * (os.getpid() % 100), 32_000, 100)
+    with closing(socket.socket()) as probe:
+        port = next(base for base in bases if probe.connect_ex(("127.0.0.1", base)))
+    environment = os.environ | {"THINWIRE_PORT": str(port)}
+    return subprocess.run([sys.executable, example], env=environment, capture_output=True, text=True, timeout=280)
+
+
 @pytest.mark.trial
 def test_average_example_two_processes_finish_when_third_is_killed():
-    """One of the three is killed."""
-    done = subprocess.run([sys.executable, AVERAGE], capture_output=True, text=True, timeout=280)
+    done = _run(AVERAGE)
     assert done.returncode == 0, done.stderr
     met = re.findall(r"process (\d): the mean loss of (\d) is (\S+)", done.stdout)
     assert sorted(met) == [("1", "3", "0.20"), ("2", "3", "0.20"), ("3", "3", "0.20")], done.stdout + done.stderr
@@ -31,7 +42,7 @@ def test_average_example_two_processes_finish_when_third_is_killed():
 
 @pytest.mark.trial
 def test_own_loop_example_two_processes_learn_digits():
-    done = subprocess.run([sys.executable, OWN_LOOP], capture_output=True, text=True, timeout=280)
+    done = _run(OWN_LOOP)
     assert done.returncode == 0, done.stderr
     found = re.findall(r"process (\d): test accuracy (0\.\d+) after round (\d+), digest (\w{16})", done.stdout)
     assert [one[0] for one in found] == ["1", "2"], done.stdout + done.stderr
@@ -47,9 +58,7 @@ def test_own_loop_example_two_processes_learn_digits():
 )
 def test_example_of_a_library_trains_two_processes_as_one_swarm(name, work):
     """Each process makes ten optimizer steps a round, of two batches each, and both have the same model."""
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / "libraries" / f"{name}.py"], capture_output=True, text=True, timeout=280
-    )
+    done = _run(EXAMPLES / "libraries" / f"{name}.py")
     assert done.returncode == 0, done.stderr
     found = re.findall(r"process (\d): loss (\d\.\d+) after round 4, (.*), digest (\w{16})", done.stdout)
     assert [(one[0], one[2]) for one in found] == [("1", work), ("2", work)], done.stdout + done.stderr

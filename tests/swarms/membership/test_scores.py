@@ -91,6 +91,13 @@ def test_member_that_begins_to_lie_is_soon_left_out_but_stays_a_member(played, l
     assert all(event.fields["peer"] == name_of(LIAR) and DISTRUSTED in event.fields["detail"] for event in told)
 
 
+@pytest.mark.parametrize("lie", ["nan", "inf"])
+def test_member_whose_contributions_cannot_be_read_is_left_out(played, lie):
+    run = played(lie)
+    after = [event.fields for event in events_of(run, "round", 0) if event.at > TURNS + 5.0]
+    assert len(after) > 10 and all(name_of(LIAR)[:8] in fields["missing"] for fields in after)
+
+
 @pytest.mark.parametrize(
     ("lie", "exchange"),
     [
