@@ -33,6 +33,11 @@ DIRECTED = frozenset({"one-way", "refuse-one-way", "flap"})
 DIVISIVE = frozenset({"partition", "isolate", "refuse", "majority-lost"})
 """Kinds that need a peer that is not named."""
 
+MOMENTARY = frozenset(
+    {"kill", "majority-lost", "restart", "lost-folder", "bit-rot", "half-open", "reset", "slow-close", "clock-jump"}
+)
+"""Kinds that may have zero seconds; the others would change nothing."""
+
 AMOUNTS: Mapping[str, tuple[float, float]] = {
     "loss": (0.0, 1.0),
     "clock-jump": (-1e8, 1e8),
@@ -60,6 +65,8 @@ def problem_of(fault: Fault, peers: int) -> tuple[str, str] | None:
         return f"{fault.kind} concerns {most} {'peer' if most == 1 else 'peers'}, {named} are named", means
     if fault.kind in DIVISIVE and named == peers:
         return f"{fault.kind} needs a peer on the other side", "leave out a peer"
+    if fault.seconds <= 0 and fault.kind not in MOMENTARY:
+        return f"seconds: {fault.kind} needs a duration", means
     if fault.kind not in AMOUNTS:
         return (f"amount: {fault.kind} has none", "remove it") if fault.amount else None
     low, high = AMOUNTS[fault.kind]

@@ -257,18 +257,19 @@ class _ScenarioReader(Reader):
                 )
 
     def _scaled(self, groups: list[PeerGroup], wanted: int) -> list[PeerGroup]:
-        """Return the same groups with `wanted` peers in total: largest remainders, at least one each."""
-        total = sum(group.count for group in groups)
+        """Return the same groups with `wanted` peers in total, at least one each.
+
+        Each further peer goes to the group that has the fewest for its share (method of Sainte-Laguë). The number of
+        peers of the file gives the groups of the file.
+        """
         if wanted < len(groups):
             raise ScenarioError(
                 f"{wanted} peers are fewer than the {len(groups)} groups of {self.file}", "ask for more"
             )
-        spare = wanted - len(groups)
-        shares = [spare * group.count / total for group in groups]
-        counts = [1 + int(share) for share in shares]
-        order = sorted(range(len(groups)), key=lambda i: (int(shares[i]) - shares[i], i))
-        for i in order[: wanted - sum(counts)]:
-            counts[i] += 1
+        counts = [1] * len(groups)
+        for _ in range(wanted - len(groups)):
+            shares = [group.count / (2 * count + 1) for group, count in zip(groups, counts, strict=True)]
+            counts[shares.index(max(shares))] += 1
         return [msgspec.structs.replace(group, count=count) for group, count in zip(groups, counts, strict=True)]
 
     def _paths(self, links: Links) -> Mapping[tuple[str, str], regions.Path]:

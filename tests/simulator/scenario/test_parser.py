@@ -140,11 +140,18 @@ region = ["home", "office"]
 
 def test_changed_number_of_peers_keeps_proportions():
     text = SMALL.replace('["home"]', '["home"]')
-    for wanted, late in ((2, 1), (4, 1), (8, 2), (10, 3), (102, 26)):
+    for wanted, late in ((2, 1), (4, 1), (8, 2), (11, 3), (102, 25)):
         groups = [peer.group for peer in parse(text, peers=wanted).peers]
         assert len(groups) == wanted and groups.count("late") == late
     with pytest.raises(ScenarioError, match="fewer than the 2 groups"):
         parse(SMALL, peers=1)
+
+
+def test_own_number_of_peers_gives_the_groups_of_the_file():
+    text = "duration = 60\n" + "".join(
+        f'[[peers]]\nname = "{name}"\ncount = {n}\n' for name, n in zip("abcd", (7, 3, 1, 3), strict=True)
+    )
+    assert parse(text, peers=14).peers == parse(text).peers
 
 
 @pytest.mark.parametrize(
@@ -198,6 +205,7 @@ def test_changed_number_of_peers_keeps_proportions():
         ('["home"]', '["home", "late"]', 20, "partition needs a peer on the other side", "leave out"),
         ('"partition"', '"reset"', 20, "reset concerns 2 peers, 3 are named", "the link between two"),
         ("seconds = 4", "seconds = 4\namount = 2", 22, "partition has none", "remove it"),
+        ("seconds = 4", "", 20, "partition needs a duration", "for `seconds`"),
         ('"partition"', '"loss"\namount = 7.5', 20, "7.5 is not from 0 to 1", "is lost"),
         ('"partition"', '"clock-drift"\namount = -5', 20, "-5 is not from -0.5 to 0.5", "run fast"),
         ('"partition"', '"slow-disk"', 17, "0 is not from 0 to 1000, without 0", ""),
