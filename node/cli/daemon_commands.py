@@ -245,10 +245,15 @@ def invite(
     code, serial = invitation(status, config.directories, peer, until)
     print(command(code, status, config.directories))
     from thinwire.node.runtime.console import warn
+    from thinwire.swarm.identity.admission_token import expiry
     from thinwire.swarm.identity.invite import Invite
 
-    if note := Invite.parse(code).note:
-        warn(note)
+    invite = Invite.parse(code)
+    if invite.note:
+        warn(invite.note)
+    end = expiry(invite.token)
+    if end and (not until or end < until):
+        warn(f"the invite ends {time.strftime('%Y-%m-%d %H:%M', time.localtime(end))}, with the token of this peer")
     if serial and sys.stderr is not None:
         print(f"to take it back: thinwire revoke {serial}", file=sys.stderr)
 

@@ -38,13 +38,17 @@ def invitation(status: Status, directories: Directories, peer: str, expires: int
 
     expires: seconds since 1970; 0: never. Raises TokenError, WrongIdError.
     """
+    for known in status.peers:
+        if known.peer == peer.lower() and known.state == "banned":
+            reason = f"peer {known.peer[:8]} is banned ({known.reason}), and no invite admits it"
+            raise WrongIdError(reason, "it can join with another key only")
     standing = Invite.parse(status.invite)
     if not (peer or (standing.token and expires)):
         return status.invite, serial(standing)
     identity, manifest, run_id = _run(status, directories)
     # The author is the first issuer of every token. Other peers are subjects in the invite that they show.
     policy = manifest.admission.policy(run_id, identity.public_key if _is_author(status, directories) else b"")
-    inviter = Inviter(identity, encode(decode(standing.token)[:-1]), policy)
+    inviter = Inviter(identity, encode(decode(standing.token)[:-1]), policy, status.wall)
     made = inviter.invite(standing, bytes.fromhex(_full_peer_id(peer)) if peer else None, expires=expires)
     return made.code(), serial(made)
 

@@ -232,7 +232,7 @@ class Admission:
     @property
     def inviter(self) -> Inviter:
         """This peer as one that may invite others, once the manifest is known."""
-        return Inviter(self._identity, self._token, self.known.policy)
+        return Inviter(self._identity, self._token, self.known.policy, self._environment.wall())
 
     def take_revocations(self) -> None:
         """Process the revocations of `thinwire revoke`; those that are known have no effect."""

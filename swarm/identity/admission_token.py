@@ -203,17 +203,18 @@ def token_of(invite: Invite, identity: Identity) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Inviter:
-    """A peer that may or may not invite others: its keys, its own token and the policy of the run."""
+    """A peer that may or may not invite others: its keys, its own token, the policy of the run, the time since 1970."""
 
     identity: Identity
     token: bytes
     policy: AdmissionPolicy
+    wall: float = 0.0
 
     def invite(self, invite: Invite, peer: PeerId | None = None, *, expires: int = 0) -> Invite:
         """Return an invite with a token: for `peer`, or for any holder of its secret.
 
         The secret follows from our key, the run and the expiry, so the invite without an expiry stays the same after each
-        restart. Raises TokenError if this peer may not invite.
+        restart. It ends with our own token, if that expires earlier. Raises TokenError if this peer may not invite.
         """
         author, longest = self.identity.public_key == self.policy.author, self.policy.longest
         if not longest:  # An open run admits all; an invite for one key exempts its holder from the trial.
@@ -222,6 +223,10 @@ class Inviter:
         further = longest - 1 if author else chain[-1].further - 1 if chain else -1
         if further < (0 if peer else 1):
             raise TokenError("this peer may not invite others", "ask the author of the run for an invite")
+        if chain and 0 < expiry(self.token) < self.wall:
+            raise TokenError(
+                "the token of this peer has expired, so its invites admit no peer", "ask the author of the run for one"
+            )
         if peer is not None:  # As many further grants as the holder of an invite for any peer may make.
             return self._with(invite, chain, peer, expires, max(0, further - 1), b"")
         # Ed25519 signatures are deterministic, and this one is never sent.

@@ -274,6 +274,8 @@ def test_closed_run_admits_the_invited_and_excludes_the_revoked(machine):
     assert "revoked" in next(peer.reason for peer in said.peers if peer.peer == ben.id)
     again = here.join("ben", code)
     assert again.exit() == 5
+    refused = author.command("invite", "--for", ben.id)
+    assert refused.returncode == 2 and "is banned (" in refused.stderr
 
     done = author.command("revoke", ann.id[:8])
     assert done.returncode == 0 and ann.id in done.stdout

@@ -68,6 +68,16 @@ def test_members_of_an_invited_run_invite_and_those_of_a_closed_one_do_not():
             joined(INVITED, BEN, b"", CAROL, named=named)
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_invites_of_a_peer_end_with_its_own_token(named):
+    ann = joined(INVITED, AUTHOR, b"", ANN, expires=100)
+    made = Inviter(ANN, ann, INVITED, 100.0).invite(BASE, BEN.peer_id if named else None, expires=200)
+    assert expiry(made.token) == 100
+    with pytest.raises(TokenError, match="has expired"):
+        Inviter(ANN, ann, INVITED, 101.0).invite(BASE, BEN.peer_id if named else None)
+    assert Inviter(AUTHOR, ann, INVITED, 101.0).invite(BASE).token, "the author needs no token"
+
+
 def test_returning_peer_keeps_the_token_after_which_more_grants_may_follow():
     first = joined(INVITED, AUTHOR, b"", ANN, expires=100)
     longer = joined(INVITED, BEN, joined(INVITED, AUTHOR, b"", BEN), ANN)
