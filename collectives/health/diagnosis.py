@@ -30,10 +30,11 @@ WEAK = 2.5
 FALLEN, STEADY = 0.6, 0.85
 """A speed below FALLEN of the peer's own best stands out, if the others kept STEADY of theirs."""
 
-STALLED, LONG, RARE, OFTEN = 8, 24, 3, 3
-"""A link is lossy with stalls in STALLED of the last LONG rounds and OFTEN times as many as any other.
+STALLED, LONG, RARE, OFTEN = 8, 24, 3, 2
+"""A link is lossy with stalls in STALLED rounds more than OFTEN times as many as any other's.
 
-It is cleared at RARE or fewer.
+They are counted in the last LONG rounds. A mere factor would not be enough: of equal links that lose a little, one often has
+several times as many stalls as the others by chance, as long as these have few. It is cleared at RARE or fewer.
 """
 
 LATE = 3
@@ -336,7 +337,7 @@ class Diagnosis:
             for (other, what), marks in self._marks.items()
             if what == kind and other != peer
         ]
-        return max(STALLED, OFTEN * (1 + max(others, default=0.0)))
+        return STALLED + OFTEN * max(others, default=0.0)
 
 
 def named(findings: Mapping[PeerId, Finding], peer: PeerId) -> str:

@@ -144,8 +144,8 @@ def healthy(seed, manifest=MANIFEST):
     "seed",
     [
         5,
-        *(pytest.param(seed, marks=pytest.mark.trial) for seed in (2, 8)),
-        *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(200) if seed not in (2, 5, 8)),
+        *(pytest.param(seed, marks=pytest.mark.trial) for seed in (2, 8, 32)),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(200) if seed not in (2, 5, 8, 32)),
     ],
 )
 def test_healthy_peers_are_not_accused(seed):

@@ -74,6 +74,21 @@ def test_millisecond_gaps_on_fast_network_accuse_nobody():
     assert diagnosis.findings == {}
 
 
+@pytest.mark.parametrize(("stalls", "found"), [(9, set()), (11, set()), (13, {PEERS[0]})])
+def test_lossy_link_stalls_more_often_than_by_chance(stalls, found):
+    """The others stall in two of twenty rounds each: of equal links, one may well stall in nine."""
+    diagnosis = Diagnosis()
+    stalled = {PEERS[0]: range(stalls), PEERS[1]: (3, 9), PEERS[2]: (5, 13), PEERS[3]: (11, 17)}
+    for at in range(21):
+        for peer in PEERS:
+            diagnosis.ready(peer, at + 1, 100.0)
+        for peer in PEERS:
+            for index in range(4):
+                late = 0.2 if at in stalled[peer] and index == 3 else 0.0
+                diagnosis.chunk(peer, at + 1, 10_000, 100.0 * at + 0.01 * index + late)
+    assert set(diagnosis.findings) == found
+
+
 def test_slow_compute_is_distinguished_from_throttling():
     diagnosis = Diagnosis()
     rounds(
