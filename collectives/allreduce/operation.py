@@ -7,8 +7,8 @@ have the same plan than have a different one.
 
 Two groups can be named at once, if a leader dies at that moment, if links are missing, or if one member waits less long
 than the others. A peer that has not voted changes to the larger group, or to a group that more than half of the other peers
-name. A peer that has voted changes only to a group whose round more than half of the others have begun. A result is always
-that of the contributors it names.
+name. A peer that has voted changes only to a group whose round more than half of the others have begun. A peer that has not
+voted when its round must give up tries one other group that was begun. A result is always that of the contributors it names.
 """
 
 from __future__ import annotations
@@ -225,7 +225,12 @@ class Operation:
             self.current.tick()
             wait = GIVE_UP if self.current.agreement.able else UNABLE
             if not self.ended.done() and now > max(self._started, self.current.moved) + wait * self._patience:
-                self._fail("no majority of the group is left and reachable", "call again with the present peers")
+                failure, hint = "no majority of the group is left and reachable", "call again with the present peers"
+                # Each of the others may have begun another group, so that none of them is in more than half of the calls.
+                if self._voter and not self._voted:
+                    self._change_group(failure, hint)
+                else:
+                    self._fail(failure, hint)
         else:
             self._choose_group()
 
@@ -314,9 +319,13 @@ class Operation:
         if outcome.commit is not None:
             self._end(OperationResult(outcome, self._absent(outcome)))
             return
+        self._change_group("the other peers started the operation as another group", "call again")
+
+    def _change_group(self, failure: str, hint: str) -> None:
+        """Change to another group that was begun, without a vote, or fail if there is none."""
         other = self._callers.other(self.group)
         if other is None:
-            self._fail("the other peers started the operation as another group", "call again")
+            self._fail(failure, hint)
             return
         self._voter = False  # promises made in the other group may have counted there
         self._join(other)

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from kit.averages import LATER, SEEDS, Group, Member, is_sum_of_those_named, play, rejoin, together
+from kit.averages import LATER, SEEDS, Group, Member, is_sum_of_those_named, play, rejoin, seeds, together
 from thinwire.sims.engine import virtual_loop
 
 
@@ -191,7 +191,7 @@ def test_sums_are_equal_under_random_kills(seed):
     play(scene, seed)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(59))
 def test_sums_are_right_under_random_cuts(seed):
     """Peers are cut off for a while, at once or by pairs: each result is the sum of its named contributors."""
     rng = random.Random(f"cut/{seed}")
