@@ -102,7 +102,10 @@ def _change_chunks(
 
 
 def _send_unreadable(session: RoundSession | GossipSession, change: Callable[[NDArray[np.uint8]], None]) -> None:
-    """Send chunks that no decoder accepts, and score no other peer: a score compares with the own contribution."""
+    """Send chunks that no decoder accepts, and score no other peer.
+
+    A score compares with the own contribution.
+    """
     _change_chunks(session, change)
     if isinstance(session, RoundSession):
         session.trials.evaluate = lambda sample, score: (NOTHING, NOTHING)  # type: ignore[method-assign]

@@ -203,7 +203,10 @@ def token_of(invite: Invite, identity: Identity) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Inviter:
-    """A peer that may or may not invite others: its keys, its own token, the policy of the run, the time since 1970."""
+    """A peer that may or may not invite others.
+
+    It has its keys, its own token, the policy of the run, and the time since 1970.
+    """
 
     identity: Identity
     token: bytes
