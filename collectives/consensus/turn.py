@@ -25,14 +25,18 @@ class Turn:
         self._electorate, self._acceptor, self._proposer, self._ready = electorate, acceptor, proposer, ready
         self._terms = electorate.terms
         self._quorum_since: float | None = None
-        self._moved = 0.0
+        self._moved = self._followed = 0.0
 
     def progress(self, now: float) -> None:
         """Restart the patience: data or a vote has arrived, or this peer leads."""
         self._moved = max(self._moved, now)
 
     def follow(self, leader: PeerId, now: float) -> None:
-        """Restart the patience with a leader, unless it has begun so many ballots that only data counts."""
+        """Restart the patience with a leader, unless it has begun so many ballots that only data counts.
+
+        Such a leader has one patience for its proposal: who promises and begins a ballot at once stops the other for ever.
+        """
+        self._followed = now
         if self._acceptor.trusts(leader):
             self._moved = now
 
@@ -73,8 +77,11 @@ class Turn:
         turn = order.index(electorate.me)
         if proposal is not None or self._acceptor.promised.term > 1:
             stuck = self._moved + (2 + turn) * self._proposer.growth * terms.patience
-            waits = leader in electorate.live and leader not in refused and self._acceptor.trusts(leader)
-            return stuck if waits else min(stuck, self._moved + turn * terms.patience)
+            able = leader in electorate.live and leader not in refused
+            if able and self._acceptor.trusts(leader):
+                return stuck
+            answer = self._followed + terms.patience if able else 0.0
+            return min(stuck, max(answer, self._moved + turn * terms.patience))
         ready = electorate.live & self._ready.keys()
         few = terms.buffered and len(ready.intersection(self._given())) < max(1, terms.min_peers)
         if few or not electorate.enough(ready):
