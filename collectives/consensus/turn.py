@@ -34,7 +34,8 @@ class Turn:
     def follow(self, leader: PeerId, now: float) -> None:
         """Restart the patience with a leader, unless it has begun so many ballots that only data counts.
 
-        Such a leader has one patience for its proposal: who promises and begins a ballot at once stops the other for ever.
+        Even such a leader has two patiences, one for the promises and one for its proposal. If peers began ballots of their
+        own at once after a promise, two of them could stop each other for ever.
         """
         self._followed = now
         if self._acceptor.trusts(leader):
@@ -80,7 +81,7 @@ class Turn:
             able = leader in electorate.live and leader not in refused
             if able and self._acceptor.trusts(leader):
                 return stuck
-            answer = self._followed + terms.patience if able else 0.0
+            answer = self._followed + 2 * terms.patience if able else 0.0
             return min(stuck, max(answer, self._moved + turn * terms.patience))
         ready = electorate.live & self._ready.keys()
         few = terms.buffered and len(ready.intersection(self._given())) < max(1, terms.min_peers)

@@ -274,7 +274,8 @@ class World:
 @example(seed=1003525, n=2, guests=1)  # another one was not in the group
 @example(seed=2001385, n=2, guests=1)  # the other does not answer
 @example(seed=1002016, n=3, guests=1)  # only a guest knows the commit of a dead peer
-@example(seed=569715483684, n=4, guests=0)  # two peers promise each other ballots and begin their own at once
+@example(seed=569715483684, n=4, guests=0)  # a peer promises another one its ballot and begins its own at once
+@example(seed=1436540679335, n=4, guests=1)  # or when the other has waited for the answer of a third one
 @given(seed=st.integers(0, 2**48), n=st.integers(2, 6), guests=st.integers(0, 2))
 def test_paxos_reaches_one_verdict_under_random_faults(seed, n, guests):
     """Live peers never have two commits, and when the faults are over all have the same one."""
