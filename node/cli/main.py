@@ -38,7 +38,7 @@ EXIT_CODES = {
     "2": "usage or configuration; no such run, weights or text here",
     "3": "could not start here: port, key, device, disk",
     "4": "no swarm reachable, or no daemon here",
-    "5": "manifest or protocol mismatch, run.toml has changed, not admitted, or banned",
+    "5": "manifest or protocol mismatch, run.toml has changed, not admitted, banned, or key in use elsewhere",
     "6": "nothing to recover",
     "130, 143": "stopped at once by Ctrl-C or SIGTERM: by the second signal, or by the first in a process that is no peer "
     "of a run (a daemon that loads, start --local, doctor, sim, export, generate, ...)",

@@ -34,9 +34,12 @@ LEAVE_SECONDS = 10.0
 
 
 class DuplicateKey(HintedError):
-    """Another process with the same key is in the swarm, and started later."""
+    """Another process with the same key is in the swarm, and started later.
 
-    exit_code: ClassVar[int] = 3
+    Its code is one after which a service is not started again: two machines with one key would end each other for ever.
+    """
+
+    exit_code: ClassVar[int] = 5
 
 
 class Banned(HintedError):

@@ -170,7 +170,7 @@ def test_second_daemon_with_same_key_ends_the_older_one_and_both_say_so(life):
     shutil.copy(older.home / "identity.key", twin.home / "identity.key")
     life.living.remove(older)
     life.living.append(life.machine.join("twin", life.living[0].newest_invite()))
-    assert older.exit() == 3
+    assert older.exit() == 5
     error, hint = older.complaint()
     assert older.id[:8] in error and "--home" in hint
     assert older.of("duplicate", peer=older.id)
