@@ -47,7 +47,8 @@ class Announcing:
         self._report, self._published = report, False
         self._reasons: list[str] = []
         """Why sources have failed since the last publication."""
-        self._alarm = ""
+        self._alarms: list[str] = []
+        """Alarms that were raised since all sources worked, each once."""
         self._directory = open_directory(
             config, public=public, lan=lan, publishes=True, warn=self._reasons.append, opened=self._opened
         )
@@ -86,11 +87,14 @@ class Announcing:
 
     def _tell_state(self) -> None:
         """Report that sources of the directory fail, or fail for other reasons, or that all work again."""
-        before, self._alarm = self._alarm, f"the directory fails: {'; '.join(self._reasons)}" if self._reasons else ""
+        alarm = f"the directory fails: {'; '.join(self._reasons)}" if self._reasons else ""
         self._reasons.clear()
-        if bool(before) != bool(self._alarm):
-            self._report.emit("directory", {"detail": "unreachable" if self._alarm else "reachable again"})
-        if self._alarm and self._alarm != before:
-            self._report.emit("alarm", {"detail": self._alarm})
-        if before and not self._alarm:
-            self._report.end_alarm(before, "the directory can be reached again")
+        if bool(self._alarms) != bool(alarm):
+            self._report.emit("directory", {"detail": "unreachable" if alarm else "reachable again"})
+        if not alarm:
+            for text in self._alarms:
+                self._report.end_alarm(text, "the directory can be reached again")
+            self._alarms.clear()
+        elif alarm not in self._alarms:
+            self._alarms.append(alarm)
+            self._report.emit("alarm", {"detail": alarm})

@@ -18,6 +18,7 @@ import base64
 import json
 import os
 import random
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -109,6 +110,8 @@ class Node:
         from hivemind.p2p import P2PDaemonError, PeerID
 
         full = Multiaddr(address)
+        if "/p2p/" not in address:
+            return False
         peer = PeerID.from_base58(full["p2p"])
         dial = self._node.p2p._client.connect(peer, [full.decapsulate("/p2p/" + full["p2p"])])
         try:
@@ -130,6 +133,11 @@ def is_plain(value: bytes) -> bool:
     if kind == b"\xc4":
         return size >= 2 and size == 2 + value[1]
     return kind == b"\xc5" and 3 <= size <= 3 + VALUE_BYTES and size == 3 + int.from_bytes(value[1:3], "big")
+
+
+def _text_of(error: Exception) -> str:
+    """Return an error as text, without the times of libp2p's log lines: equal causes are told once."""
+    return re.sub(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d ", "", f"{type(error).__name__}: {error}")[:500]
 
 
 def _read(pipe: BinaryIO) -> dict[str, Any] | None:
@@ -156,7 +164,7 @@ async def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         node = await Node.open(options)
         _write(answers, {"addresses": [] if options["client"] else await node.addresses()})
     except Exception as error:  # of hivemind, of any kind
-        _write(answers, {"error": f"{type(error).__name__}: {error}"[:500]})
+        _write(answers, {"error": _text_of(error)})
         return
     tasks: set[asyncio.Task[None]] = set()
 
@@ -164,7 +172,7 @@ async def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         try:
             answer = await node.answer(request)
         except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"[:500]}
+            answer = {"error": _text_of(error)}
         _write(answers, {**answer, "id": request["id"]})
 
     while (request := await asyncio.to_thread(_read, requests)) is not None:

@@ -176,8 +176,11 @@ class DhtSource:
             raise DirectoryError("the process of the DHT answers nonsense") from None
 
     async def _reach(self) -> bool:
-        """Dial the bootstrap nodes again; return True if one answers, or there are none."""
-        return (await self._ask({"do": "reach"})).reached
+        """Dial the bootstrap nodes again; return False if some are set, and none of them answers.
+
+        Without any, those of the last start are dialled, and it is no failure if they are gone: they were neighbours.
+        """
+        return (await self._ask({"do": "reach"})).reached or not self._bootstrap
 
     async def _ask(self, request: dict[str, object]) -> _Answer:
         await self._open()

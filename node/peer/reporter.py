@@ -12,6 +12,7 @@ from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.reports.lineage_alarms import LineageAlarms
 from thinwire.node.peer.reports.plan_outcome_check import PeerFacts, PlanCheck
 from thinwire.node.peer.reports.plan_outcome_text import comparison_text
+from thinwire.node.peer.reports.standing_alarms import StandingAlarms
 from thinwire.node.peer.status import PeerStatus, Phase, Status
 from thinwire.node.peer.status_parts import fetching, fragments_of, lineages, links_known, stalls, transfers
 from thinwire.node.runtime.console import bytes_text, count_text, plain, saved_text
@@ -68,7 +69,7 @@ class Reporter:
         self.sync_seconds = 0.0
         self.fp32_bytes = 0.0
         self.checkpoint = ""
-        self.alarm = ""
+        self._standing = StandingAlarms()
         self._alarms: dict[str, None] = {}
         self._lineages = LineageAlarms()
         self._write, self._log, self._wall, self._name, self._process = write, log, wall, name, process
@@ -76,16 +77,22 @@ class Reporter:
         self._away: dict[PeerId, str] = {}
         self._plan, self._compared, self._compared_at = PlanCheck(), tuple[Comparison, ...](), -math.inf
 
+    @property
+    def alarm(self) -> str:
+        """Newest alarm that has not ended; empty if there is none."""
+        return self._standing.shown
+
     def emit(self, kind: str, fields: Mapping[str, object]) -> None:
         """Write an event, and print it if people should know it."""
         self._write(kind, fields)
         if kind == "lineage":
             self._lineages.begin(fields)
         if kind == "alarm":
-            self.alarm = str(fields.get("detail", ""))
+            text = str(fields.get("detail", ""))
+            self._standing.begin(text)
             if len(self._alarms) < ALARMS:
-                self._alarms[self.alarm] = None
-            self._log(WARNING, self.alarm, {"kind": kind, **fields})
+                self._alarms[text] = None
+            self._log(WARNING, text, {"kind": kind, **fields})
         else:
             level = WARNING if kind in NOTABLE else DEBUG if kind in QUIET else INFO
             self._log(level, event_text(kind, fields), {"kind": kind, **fields})
@@ -158,9 +165,8 @@ class Reporter:
 
     def end_alarm(self, text: str, summary: str) -> None:
         """Report that the alarm with this text has ended; the status does not show it any more."""
-        if self.alarm == text:
-            self.alarm = self._lineages.shown
-        self.emit("alarm_over", {"detail": summary})
+        self._standing.end(text)
+        self.emit("alarm_over", {"alarm": text, "detail": summary})
 
     def summary(self, peer: Peer) -> None:
         """Print lineage, plan and outcome, and alarms of this process, at its end; nothing if there were none."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from thinwire.node.cli.page.run_view import HISTORY_BYTES, RunView, Tail
+from thinwire.node.peer.reports.standing_alarms import StandingAlarms
 from thinwire.node.peer.status import PeerStatus, Status
 from thinwire.node.runtime.directories import Directories, RunDirectory
 from thinwire.node.runtime.event_log import end_of_events, read_events
@@ -58,6 +59,7 @@ class PastRun(RunView):
         self._seen = 0
         self._past = Status(process=0, process_started=0.0, wall=0.0, peer="", run_name=name)
         self._peers: dict[str, PeerStatus] = {}
+        self._alarms = StandingAlarms()
 
     def status(self) -> Status | None:
         """Return the status at the time of the clock; None before the first event."""
@@ -107,7 +109,9 @@ class PastRun(RunView):
         elif kind == "held_out":
             changes |= {"held_out": event.get("loss"), "held_out_round": int(event.get("round", 0))}
         elif kind in ("alarm", "alarm_over"):
-            changes["alarm"] = str(event.get("detail", "")) if kind == "alarm" else ""
+            change = self._alarms.begin if kind == "alarm" else self._alarms.end
+            change(str(event.get("detail" if kind == "alarm" else "alarm", "")))
+            changes["alarm"] = self._alarms.shown
         elif kind in STATES and peer:
             self._peers[peer] = PeerStatus(peer=peer, state=STATES[kind], reason=str(event.get("detail", "")))
         self._past = msgspec.structs.replace(self._past, **changes)

@@ -59,11 +59,6 @@ class LineageAlarms:
         return ended
 
     @property
-    def shown(self) -> str:
-        """Newest alarm that has not ended."""
-        return next((alarm.text for alarm in reversed(self._all) if not alarm.over), "")
-
-    @property
     def summaries(self) -> dict[str, str]:
         """Texts of all alarms, as they were given and for the summary."""
         return {alarm.text: alarm.summary for alarm in self._all}

@@ -66,7 +66,7 @@ def test_directory_that_fails_and_works_again_is_told_once_each(monkeypatch):
         monkeypatch.setattr(announcing, "open_directory", lambda config, **settings: given.update(settings))
 
         async def announce(directory, card, published, addresses):
-            for reason in ("", "cold", "cold", "wet", "", "", "cold"):
+            for reason in ("", "cold", "cold", "wet", "cold", "", "", "cold"):
                 if reason:
                     given["warn"](f"DHT: {reason}")
                 published(not reason)
@@ -87,7 +87,8 @@ def test_directory_that_fails_and_works_again_is_told_once_each(monkeypatch):
         ("alarm", wet),
         ("directory", "reachable again"),
         ("alarm_over", "the directory can be reached again"),
+        ("alarm_over", "the directory can be reached again"),
         ("directory", "unreachable"),
         ("alarm", cold),
     ]
-    assert shown == ["", cold, cold, wet, "", "", cold]
+    assert shown == ["", cold, cold, wet, wet, "", "", cold]

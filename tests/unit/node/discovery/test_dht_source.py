@@ -114,10 +114,26 @@ def test_broken_child_is_replaced(tmp_path, fault, monkeypatch):
             os.kill(start["process"], 0)
 
 
-@pytest.mark.parametrize("bootstrap", [(BOOTSTRAP,), ()])
-def test_bootstrap_nodes_are_dialled_again_until_they_answer(tmp_path, bootstrap):
-    """Without addresses in the settings those of the last start are dialled, and stay in the file."""
-    first = Scene(tmp_path, "lost", bootstrap=bootstrap)
+def test_nodes_of_the_last_start_are_dialled_again_and_may_be_gone(tmp_path):
+    """They were neighbours, and are no bootstrap addresses of the settings."""
+    first = Scene(tmp_path, "lost", bootstrap=())
+    first.known.parent.mkdir()
+    first.known.write_text(json.dumps([BOOTSTRAP]))
+
+    async def scene(source):
+        await source.publish(card(1))
+        first.known.write_text(json.dumps([BOOTSTRAP]))
+        await source.publish(card(2))
+        assert await source.find(b"o" * 32) == []
+        assert first.known.read_text() != json.dumps([BOOTSTRAP]), "the next start has the present nodes"
+
+    first.run(scene)
+    (start,) = first.starts()
+    assert start["again"] == [BOOTSTRAP]
+
+
+def test_bootstrap_nodes_are_dialled_again_until_they_answer(tmp_path):
+    first = Scene(tmp_path, "lost", bootstrap=(BOOTSTRAP,))
     first.known.parent.mkdir()
     first.known.write_text(json.dumps([BOOTSTRAP]))
 

@@ -60,6 +60,18 @@ def test_summary_names_the_lineage_and_each_alarm_once():
     ]
 
 
+def test_status_shows_the_newest_alarm_that_has_not_ended():
+    report = Reporter(lambda kind, fields: None, wall=lambda: 0.0)
+    shown = []
+    for text in ("disk full", "no directory", "disk full", "no directory"):
+        report.emit("alarm", {"detail": text})
+        shown.append(report.alarm)
+    for text in ("no directory", "disk full"):
+        report.end_alarm(text, "it works again")
+        shown.append(report.alarm)
+    assert shown == ["disk full", "no directory", "disk full", "no directory", "disk full", ""]
+
+
 def test_summary_of_a_run_without_alarms_is_empty():
     report, lines = reporter()
     report.summary(peer(Fork(0, bytes(32), (), IDS, b"", ())))
