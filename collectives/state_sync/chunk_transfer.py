@@ -199,7 +199,7 @@ class ChunkTransfer:
             self._give_up(peer)
 
     def _store(self, index: int) -> None:
-        """Count a chunk that is in its place as here; another source may have sent it before."""
+        """Note that a chunk is stored; another source may have sent it before, so it counts once."""
         if index not in self.chunks:
             place = self._places[index]
             self.chunks[index] = self._partial.chunks[self._hashes[index]] = place

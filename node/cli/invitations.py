@@ -40,8 +40,8 @@ def invitation(status: Status, directories: Directories, peer: str, expires: int
     """
     for known in status.peers:
         if known.peer == peer.lower() and known.state == "banned":
-            reason = f"peer {known.peer[:8]} is banned ({known.reason}), and no invite admits it"
-            raise WrongIdError(reason, "it can join with another key only")
+            reason = f"peer {known.peer[:8]} is banned ({known.reason}), so no invite admits it"
+            raise WrongIdError(reason, "it can join with another key, or when the ban has ended")
     standing = Invite.parse(status.invite)
     if not (peer or (standing.token and expires)):
         return status.invite, serial(standing)

@@ -135,7 +135,7 @@ class PeerRecord:
     def first_attempt(self) -> int:
         """Number of the first announcement of its process, above those of the peer's earlier processes.
 
-        Sequences begin with the milliseconds since 1970, so these are seconds; too low only if rounds took less than one.
+        Sequences begin with the milliseconds since 1970, so these are seconds; too low only if rounds took less than a second.
         """
         return self.sequence // 1000 % 2**31
 

@@ -28,7 +28,7 @@ Larger swarms would need another protocol.
 class Place(NamedTuple):
     """Place in the view for a peer of this `network`.
 
-    evicted: peer that must go for it, if one must, with the reason.
+    evicted: peer that loses its place to it, for this `reason`; None if a place is free.
     """
 
     network: str
@@ -39,7 +39,8 @@ class Place(NamedTuple):
 def needs_place(entry: PeerEntry, record: PeerRecord, source: str) -> bool:
     """Return True if a known peer needs a place; every unknown one does.
 
-    It comes back into the view, or it comes to our gate and has no link yet: then its network was only claimed.
+    That is a peer that comes back into the view, and one that comes to our gate and has no link yet. The second has a place, but
+    by the network that its record or another peer has named.
     """
     if entry.live:
         return bool(source) and not entry.linked
