@@ -39,8 +39,8 @@ class Place(NamedTuple):
 def needs_place(entry: PeerEntry, record: PeerRecord, source: str) -> bool:
     """Return True if a known peer needs a place; every unknown one does.
 
-    That is a peer that comes back into the view, and one that comes to our gate and has no link yet. The second has a place, but
-    by the network that its record or another peer has named.
+    That is a peer that comes back into the view, and one that comes to our gate and has no link yet. The second has a place,
+    but by the network that its record or another peer has named.
     """
     if entry.live:
         return bool(source) and not entry.linked

@@ -314,7 +314,7 @@ class Transitions:
         self._suspects.shift(lag, now)
 
     def purge(self, now: float) -> list[PeerId]:
-        """Forget peers that departed, or got a ban that expires, more than `preset.tombstone` seconds ago. Returns them."""
+        """Forget peers whose departure, or ban that expires, is `preset.tombstone` seconds ago. Returns them."""
         old = [
             peer
             for peer, entry in self.table.entries.items()
