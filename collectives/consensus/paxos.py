@@ -7,8 +7,8 @@ lists only: the contributors, and the members, which have a vote in the next rou
 Paxos Made Simple, 2001) with these departures: the first leader is known beforehand (rendezvous ranking of the members) and
 needs no first phase for term 1; an acceptor votes only when it holds every result, so that a vote is also a promise to
 serve them; and members that leave are taken out of the quorum by their farewells (see `quorum`). Two rules make it harder
-for liars to stop a round: of each peer only so many ballots are followed (`acceptor`), and if no commit is possible on a reported
-vote, it does not bind (`justification.bound`). Limits: "Liars that stop a round" in docs/design/agreement.md.
+for liars to stop a round: of each peer only so many ballots are followed (`acceptor`), and if no commit is possible on a
+reported vote, it does not bind (`justification.bound`). Limits: "Liars that stop a round" in docs/design/agreement.md.
 
     Ready      all -> all              announcement of a contribution, before its data
     Propose    leader -> all           these contribute; owners follow from (group, alive). In a later ballot with the
