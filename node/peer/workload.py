@@ -51,11 +51,11 @@ class Workload:
     def idle_weight(self) -> int:
         """Weight of a contribution without training: one token if the round would otherwise have no tokens.
 
-        That is the round that only gathers peers, and, if only members may train, the round of joiners whose members
+        That is the round that only gathers peers, and, if only some peers may train, the round of others after these
         are gone.
         """
-        members, roster = self._replica.members, self._session.roster
-        orphaned = not any(peer == self._me or roster.peers.is_live(peer) for peer in members)
+        holders, roster = self._replica.leaseholders, self._session.roster
+        orphaned = not any(peer == self._me or roster.peers.is_live(peer) for peer in holders)
         return int(self.gathers or (orphaned and self._replica.ledger is not None))
 
     def over(self, rounds: int) -> bool:
@@ -92,7 +92,7 @@ class Workload:
         replica, inner = self._replica, self._manifest.inner
         if replica.ledger is None:
             return None
-        samples, members = inner.batch * inner.accumulate, replica.members
+        samples, members = inner.batch * inner.accumulate, replica.leaseholders
         if inner.global_batch and self._me in members:
             share, larger = divmod(inner.global_batch, len(members))
             samples = share + (members.index(self._me) < larger)

@@ -3,12 +3,12 @@
 It is a part of the swarm's state, so that no sample is used twice and none is lost.
 
 For every shard the ledger has one number, how many samples were drawn from it; the shard's order follows from the seed,
-and so do the samples. For each round the shards are dealt out among the members of the last committed one (a lease),
-and a member draws from its own shards, the least used first. Its contribution states how many it drew (tokens), so all
-peers that commit a round record the same: the draws of each contributor, and nothing for other members. Samples that
-are in no committed contribution, because their peer died, was late, or was left out, are not recorded and are drawn
-again. The ledger is in the state digest, in checkpoints and in what joiners fetch, so it always matches the parameters.
-A peer that is not a member yet has no lease.
+and so do the samples. For each round the shards are dealt out among the members of the last committed one (a lease), also
+after peers have founded a lineage, and a member draws from its own shards, the least used first. Its contribution states
+how many it drew (tokens), so all peers that commit a round record the same: the draws of each contributor, and nothing for
+other members. Samples that are in no committed contribution, because their peer died, was late, or was left out, are not
+recorded and are drawn again. The ledger is in the state digest, in checkpoints and in what joiners fetch, so it always
+matches the parameters. A peer that is not a member yet has no lease.
 """
 
 from __future__ import annotations

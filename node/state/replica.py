@@ -288,7 +288,7 @@ class Replica(SharedState):
         assert outcome.commit is not None
         proposal = outcome.commit.proposal
         if self.ledger is not None:
-            self.ledger.book(proposal.contributors, self.members, self.round)
+            self.ledger.book(proposal.contributors, self.leaseholders, self.round)
         stepped = self._outer_step(outcome.results, proposal, me, since)
         if self.buffers.size:
             self.buffers[:] = self._buffers_of(outcome.results, proposal)
@@ -319,6 +319,20 @@ class Replica(SharedState):
     def known_lives(self) -> dict[PeerId, bytes]:
         """Lives of the members of which one was announced."""
         return lives_of(self.members, self.lives)
+
+    @property
+    def leaseholders(self) -> tuple[PeerId, ...]:
+        """Peers that share the data of the next round: the members, or those of a lineage's parent in its first round.
+
+        A founder contributes what it has trained since the last round, so that is recorded by the lease with which it was
+        drawn. If no founder had one, the founders share the data.
+        """
+        holders: tuple[PeerId, ...] = ()
+        for fork in (entry.fork for entry in self.chain):
+            if fork.round == self.round and fork.before:
+                holders = holders or fork.before
+                holders = holders if set(holders) & set(fork.members) else fork.members
+        return holders or self.members
 
     def found(self, fork: Fork) -> None:
         """Begin the lineage of `fork`, which was founded with our state, when that has its digest.

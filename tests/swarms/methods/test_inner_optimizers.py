@@ -172,8 +172,9 @@ def unkept(run: Run) -> list[object]:
     "seed",
     [
         *range(2),
+        21,  # a founder of a lineage contributes what it has trained before
         *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(2, 4)),
-        *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(4, 200)),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(4, 200) if seed != 21),
     ],
 )
 def test_samples_are_used_exactly_once_under_random_faults(seed: int) -> None:

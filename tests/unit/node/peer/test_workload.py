@@ -19,7 +19,9 @@ def workload(
     return Workload(
         parse(outer),
         ME,
-        replica=SimpleNamespace(round=round, members=members, alike=alike, ledger=ledger, complete=True),
+        replica=SimpleNamespace(
+            round=round, members=members, leaseholders=members, alike=alike, ledger=ledger, complete=True
+        ),
         session=SimpleNamespace(announced=dict(enumerate(announced)), roster=roster),
         rounds=SimpleNamespace(turn=turn, next_cut=0, on_trial=False),
     )

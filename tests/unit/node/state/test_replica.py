@@ -225,6 +225,21 @@ def test_founded_lineage_changes_digest_members_and_lives_but_no_values():
     assert one.digest == state_digest(0, LAYOUT, one.members, hashes, one.lives, one.lineage)
 
 
+def test_data_of_the_first_round_of_a_lineage_stays_with_those_that_may_have_trained_on_it():
+    ann, ben, cat, dan, eve = PEERS
+    one = Replica(LAYOUT, np.zeros(10, np.float32), (ann, ben))
+    for founders, holders in (
+        ((cat,), (cat,)),
+        ((cat, dan), (cat,)),
+        ((ann, dan), (ann, dan)),
+        ((dan, eve), (ann, dan)),
+    ):
+        one.found(fork_of(one, *founders))
+        assert one.leaseholders == holders
+    one.advance((dan, eve), lives(dan, eve))
+    assert one.leaseholders == (dan, eve)
+
+
 def test_lineages_with_equal_values_never_have_equal_digests_again():
     one, other = (replica(np.ones(10, np.float32)) for _ in range(2))
     one.found(fork_of(one, *PEERS[:2]))
