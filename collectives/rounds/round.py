@@ -10,7 +10,7 @@ for. Misbehaviour leads to an accusation with a reason.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 from thinwire.collectives.consensus.farewells import departed
@@ -186,10 +186,12 @@ class Round:
         """True if all results that the ballot adopts are here, and not all claims to them, see OwnerRecords."""
         return self.data_plane.unclaimed
 
-    @property
-    def unobtainable(self) -> bool:
-        """True if the round is bound to results that are missing, and none of their voters is reachable."""
-        return bool(self._repair.missing_results) and not self._repair.voters
+    def unobtainable(self, without: Collection[PeerId] = ()) -> bool:
+        """Return True if the round is bound to results that are missing, and no voter for them is reachable.
+
+        `without`: peers that do not have the results, whatever they voted for.
+        """
+        return bool(self._repair.missing_results) and not set(self._repair.voters).difference(without)
 
     @property
     def moved(self) -> float:

@@ -151,7 +151,7 @@ class CatchUp:
             # Only its results are missing. The wait for them is limited, and short if most sources do not have them any more,
             # or no peer that can be reached is known to have had them.
             longest = max(LATEST, 2 * patience) if current.follows else 2 * patience
-            gone = current.mostly_exhausted or current.unobtainable
+            gone = current.mostly_exhausted or current.unobtainable()
             patience = self._round_factory.floor if gone else longest
         if not proved:
             self._proved_since = None

@@ -82,7 +82,9 @@ class OwnLineage:
         if current.follows and not current.exhausted:
             longest = max(LATEST, longest)
         lost = current.missing_results and now >= self._missing[1] + longest
-        able = (agreement.able or agreement.commit is not None) and not (current.unobtainable or lost)
+        # A founder of a lineage that begins before this round has no results of it.
+        gone = current.missing_results and current.unobtainable(without=self._own_founding.stated)
+        able = (agreement.able or agreement.commit is not None) and not (gone or lost)
         if not self._replica.members or current.complete or able:
             self._quorum_wait.end()
             return

@@ -54,9 +54,10 @@ class Workload:
         That is the round that only gathers peers, and, if only some peers may train, the round of others after these
         are gone.
         """
-        holders, roster = self._replica.leaseholders, self._session.roster
-        orphaned = not any(peer == self._me or roster.peers.is_live(peer) for peer in holders)
-        return int(self.gathers or (orphaned and self._replica.ledger is not None))
+        if self.gathers or self._replica.ledger is None:
+            return int(self.gathers)
+        peers = self._session.roster.peers
+        return int(not any(peer == self._me or peers.is_live(peer) for peer in self._replica.leaseholders))
 
     def over(self, rounds: int) -> bool:
         """Return True if this number of rounds is complete.

@@ -150,7 +150,7 @@ class Scene:
         return SimpleNamespace(
             agreement=agreement,
             complete=False,
-            unobtainable=False,
+            unobtainable=lambda without=(): False,
             missing_results=0,
             unclaimed=False,
             moved=self.now,

@@ -528,13 +528,13 @@ def test_excluded_peer_fetches_results_from_voters(harness):
 
 def test_adopted_results_are_unobtainable_while_none_of_their_voters_is_reachable():
     harness = Harness()
-    assert not harness.round.unobtainable, "it has results to wait for, and is bound to none"
+    assert not harness.round.unobtainable(), "it has results to wait for, and is bound to none"
     harness.open(ballot=Ballot(2, LEADER), adopted=bytes([7]) * 32, sources=(OTHER,), kept=IDS)
-    assert not harness.round.unobtainable
+    assert not harness.round.unobtainable()
     harness.round.on_link_down(OTHER)
-    assert harness.round.unobtainable
+    assert harness.round.unobtainable()
     harness.round.reach(OTHER)
-    assert not harness.round.unobtainable
+    assert not harness.round.unobtainable()
 
 
 def test_voter_that_is_reachable_again_is_asked_at_once_if_all_others_have_freed_the_results(harness):
@@ -666,7 +666,7 @@ def test_results_are_fetched_from_followers_when_voters_are_unreachable(honest):
     harness.now += 100 * patience
     harness.round.tick()
     assert harness.round.complete == honest and harness.round.agreement.commit is not None
-    assert harness.round.unobtainable != honest
+    assert harness.round.unobtainable() != honest
 
 
 def test_results_before_their_record_are_kept(harness):

@@ -39,7 +39,7 @@ class Here:
             round=4,
             moved=0.0,
             mostly_exhausted=False,
-            unobtainable=False,
+            unobtainable=lambda: False,
             exhausted=False,
             follows=False,
             pump=lambda: None,
@@ -166,7 +166,7 @@ def test_peer_with_a_commit_waits_for_its_results(mostly_exhausted, follows, wai
 
 def test_peer_whose_results_no_reachable_voter_has_fetches_the_newer_state_soon():
     here = Here()
-    here.current.follows = here.current.unobtainable = True
+    here.current.follows, here.current.unobtainable = True, lambda: True
     here.ahead, here.current.agreement.commit = [ANN], object()
     assert not here.look(0.0) and not here.look(0.4) and here.look(0.2)
 

@@ -93,9 +93,20 @@ def test_peer_with_a_quorum_never_founds_a_lineage():
 
 def test_peer_whose_results_are_unobtainable_founds_one_although_a_quorum_is_here():
     scene = Scene()
-    scene.current.unobtainable = True
+    scene.current.missing_results, scene.current.unobtainable = 1, lambda without: True
     scene.run(ORPHAN + 1.0)
     assert {to for to, _ in scene.take(Found)} == set(IDS[1:]) and not scene.current.agreement.voter
+
+
+def test_peer_whose_results_only_a_founder_had_voted_for_joins_it_at_once():
+    """The founder has restarted without them: it begins before this round."""
+    scene = Scene()
+    scene.current.missing_results, scene.current.unobtainable = 1, lambda without: ANN in without
+    scene.run(1.0)
+    assert not scene.take(Found)
+    scene.hear_found(ANN, ANN)
+    scene.run(1.0)
+    assert scene.take(Found)
 
 
 @pytest.mark.parametrize(
