@@ -110,13 +110,14 @@ def show(config: Config, *, lan: bool, as_json: bool) -> None:
     """Print the runs of this machine, then those of the directory.
 
     Without a directory to ask, or without the package for the public one, print a warning instead of the second list.
-    Raises DirectoryError, and NotInstalled with `lan`.
+    Raises DirectoryError after the runs of this machine are printed, and NotInstalled with `lan`.
     """
     here = local_runs(config.directories)
     if not as_json:
         _show_local(here)
     asked = _directory_named(config, lan=lan)
     found: tuple[ListedRun, ...] = ()
+    failure: DirectoryError | None = None
     wall = 0.0
     if not asked:
         warn(f"no directory was asked for runs of others; {DIRECTORY_HINT}")
@@ -128,13 +129,17 @@ def show(config: Config, *, lan: bool, as_json: bool) -> None:
             raise
         warn(f"{error}; {error.hint}")
         asked = False
+    except DirectoryError as error:
+        failure = error
     if as_json:
         answer = {"here": [asdict(run) for run in here], "directory": [_as_json(run) for run in found]}
         print(msgspec.json.encode(answer).decode())
     elif found:
         _show_listed(found, wall)
-    elif asked:
+    elif asked and failure is None:
         print("no runs in the directory")
+    if failure is not None:
+        raise failure
 
 
 def _directory_named(config: Config, *, lan: bool) -> bool:
