@@ -322,9 +322,10 @@ class Replica(SharedState):
 
     @property
     def leaseholders(self) -> tuple[PeerId, ...]:
-        """Peers that share the data of the next round: the members, or those of a lineage's parent in its first round.
+        """Peers that share the data of the next round.
 
-        A founder contributes what it has trained since the last round, so that is recorded by the lease with which it was
+        They are the members, or in the first round of a lineage those of its parent: a
+        founder contributes what it has trained since the last round, so that is recorded by the lease with which it was
         drawn. If no founder had one, the founders share the data.
         """
         holders: tuple[PeerId, ...] = ()
