@@ -324,9 +324,9 @@ class Replica(SharedState):
     def leaseholders(self) -> tuple[PeerId, ...]:
         """Peers that share the data of the next round.
 
-        They are the members, or in the first round of a lineage those of its parent: a
-        founder contributes what it has trained since the last round, so that is recorded by the lease with which it was
-        drawn. If no founder had one, the founders share the data.
+        They are the members, or in the first round of a lineage those of its parent: a founder contributes what it has
+        trained since the last round, so that is recorded by the lease with which it was drawn. If no founder had one, the
+        founders share the data.
         """
         holders: tuple[PeerId, ...] = ()
         for fork in (entry.fork for entry in self.chain):
