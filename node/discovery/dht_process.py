@@ -110,8 +110,6 @@ class Node:
         from hivemind.p2p import P2PDaemonError, PeerID
 
         full = Multiaddr(address)
-        if "/p2p/" not in address:
-            return False
         peer = PeerID.from_base58(full["p2p"])
         dial = self._node.p2p._client.connect(peer, [full.decapsulate("/p2p/" + full["p2p"])])
         try:
