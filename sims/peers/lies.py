@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any, cast
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.collectives.aggregation.means import Rule
 from thinwire.collectives.gossip.owner_group import OwnerGroup
 from thinwire.collectives.gossip.pair import PairResult
 from thinwire.collectives.gossip.pair_codec import payload_of
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_planes.allgather_payload import cut_up
-from thinwire.compression.core.codec import Codec, CodecError
+from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.sparse.sharded import layout as runs
 from thinwire.compression.sparse.topk import Sparse
@@ -32,6 +30,7 @@ from thinwire.sims.peers.agreement_lies import AGREEMENT_LIES
 from thinwire.sims.peers.false_messages import change_outgoing, each, fail, fragment_of, repeat, round_of
 from thinwire.sims.peers.learners import StubLearner
 from thinwire.sims.peers.machine import Process
+from thinwire.sims.peers.owner_lies import OWNER_LIES
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.messages.registry import Behind, Blame, Decline, Message, PeerId, Ready, Result
@@ -346,32 +345,6 @@ def false_blames(session: RoundSession | GossipSession) -> list[Message]:
     ]
 
 
-def falsify(
-    change: Callable[[Rule, Codec, Sequence[Buffer], Sequence[float], Floats], None],
-) -> Callable[[Process], None]:
-    """Return the lie of an owner that computes results by `change`, from the next round on."""
-
-    def begin(session: RoundSession | GossipSession) -> None:
-        if isinstance(session, RoundSession):
-            session.factory._rule = partial(change, session.factory._rule)
-
-    return each(begin)
-
-
-def _double(rule: Rule, codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
-    rule(codec, payloads, weights, out)
-    out *= np.float32(2)
-
-
-def _leave_out(rule: Rule, codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
-    rule(codec, payloads[1:], weights[1:], out)
-
-
-def _shift(rule: Rule, codec: Codec, payloads: Sequence[Buffer], weights: Sequence[float], out: Floats) -> None:
-    rule(codec, payloads, weights, out)
-    out += np.abs(out).max() / np.float32(10)
-
-
 def _send_no_bulk(process: Process) -> None:
     process.peer.presence.send_queue.bulk = lambda to, frame, **how: None  # type: ignore
 
@@ -400,9 +373,7 @@ IMPLEMENTED: dict[str, Callable[[Process], None]] = {
     "alie": _alie,
     "labels": _false_labels,
     "rare": each(lambda session: change_values(session, _least_changed)),
-    "double-result": falsify(_double),
-    "left-out": falsify(_leave_out),
-    "shifted": falsify(_shift),
     **AGREEMENT_LIES,
+    **OWNER_LIES,
 }
 """Kind of lie -> function that makes a peer tell it. Has the keys of ALL_LIES in faults.py."""

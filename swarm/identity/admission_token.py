@@ -224,12 +224,9 @@ class Inviter:
             return self._with(invite, (), peer, expires, 0, b"") if author and peer and self.policy.trial else invite
         chain = () if author else decode(self.token)  # The author may have come back by an invite of another peer.
         further = longest - 1 if author else chain[-1].further - 1 if chain else -1
-        if further < (0 if peer else 1):
+        # An invite of a peer whose own token has expired would admit no peer.
+        if further < (0 if peer else 1) or (chain and 0 < expiry(self.token) < self.wall):
             raise TokenError("this peer may not invite others", "ask the author of the run for an invite")
-        if chain and 0 < expiry(self.token) < self.wall:
-            raise TokenError(
-                "the token of this peer has expired, so its invites admit no peer", "ask the author of the run for one"
-            )
         if peer is not None:  # As many further grants as the holder of an invite for any peer may make.
             return self._with(invite, chain, peer, expires, max(0, further - 1), b"")
         # Ed25519 signatures are deterministic, and this one is never sent.

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from thinwire.sims.engine import virtual_loop
-from thinwire.sims.peers import lies
+from thinwire.sims.peers import lies, owner_lies
 from thinwire.sims.scenario.faults import OWNER_LIES
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Chunk, Commit, CompactCommit, Fetch, Ready, Verdict
@@ -48,7 +48,7 @@ def _stretched(swarm, monkeypatch, scale):
         rule(codec, payloads, weights, out)
         out *= np.float32(scale)
 
-    monkeypatch.setitem(lies.IMPLEMENTED, "stretched", lies.falsify(stretch))
+    monkeypatch.setitem(lies.IMPLEMENTED, "stretched", owner_lies.falsify(stretch))
 
     async def main():
         s = swarm(PEERS, rounds=6, size=60_000, codec="int8(block=256)", rule="clip", shards="equal")
