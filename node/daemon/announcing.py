@@ -44,7 +44,7 @@ class Announcing:
     """Task that publishes the card of the peer. Raises NotInstalled if a directory lacks its package."""
 
     def __init__(self, config: Config, report: Reporter, *, public: bool, lan: bool) -> None:
-        self._report, self._published = report, False
+        self._report, self._published, self._begun = report, False, False
         self._reasons: list[str] = []
         """Why sources have failed since the last publication."""
         self._alarms: list[str] = []
@@ -65,10 +65,11 @@ class Announcing:
             if self._published or not accepted:
                 return
             self._published, mode = True, peer().manifest.admission.mode
+            begun = "; others find it there with --bootstrap and an address of our DHT node" if self._begun else ""
             invite = (
                 "" if mode == "open" else f"; peers that find it there need an invite, too (admission.mode = {mode!r})"
             )
-            self._report.emit("published", {"detail": f"the run is in the directory{invite}"})
+            self._report.emit("published", {"detail": f"the run is in the directory{begun}{invite}"})
 
         def addresses() -> Sequence[str]:
             now = peer()  # A daemon that has changed its stage has another peer, which is not ready yet.
@@ -82,8 +83,10 @@ class Announcing:
             await cancelled(self._task)
         await self._directory.close()
 
-    def _opened(self, addresses: Sequence[str]) -> None:
-        self._report.emit("directory", {"detail": "DHT node", "addresses": list(addresses)})
+    def _opened(self, addresses: Sequence[str], begun: bool) -> None:
+        self._begun = begun
+        first = ", the first of a new directory: others need --bootstrap with one of its addresses" if begun else ""
+        self._report.emit("directory", {"detail": f"DHT node{first}", "addresses": list(addresses)})
 
     def _tell_state(self) -> None:
         """Report that sources of the directory fail, or fail for other reasons, or that all work again."""

@@ -95,7 +95,7 @@ class DhtSource:
 
     command: starts the child. bootstrap: multiaddresses of DHT nodes. listen: multiaddresses to listen on; empty: the node
     only asks others. known: file of DHT nodes that an earlier child knew, also used to bootstrap. opened: called with the
-    addresses of each new child.
+    addresses of each new child, and True if it knew no node and has begun a DHT alone.
     """
 
     name = "DHT"
@@ -110,7 +110,7 @@ class DhtSource:
         disk: Disk,
         rng: random.Random,
         now: Callable[[], float],
-        opened: Callable[[Sequence[str]], None] = lambda addresses: None,
+        opened: Callable[[Sequence[str], bool], None] = lambda addresses, begun: None,
     ) -> None:
         self._command, self._bootstrap, self._listen = command, bootstrap, listen
         self._known, self._disk, self._rng, self._now, self._opened = known, disk, rng, now, opened
@@ -252,8 +252,11 @@ class DhtSource:
             received = await self._exchange(options, OPEN_SECONDS)
             if received.error:
                 await self._fail()
-                raise DirectoryError(received.error, "check the bootstrap addresses")
-            self._opened(received.addresses)
+                hint = "check the bootstrap addresses" if self._bootstrap else "it is started again"
+                if starts and not self._bootstrap:
+                    hint = f"set bootstrap, or remove {self._known} if the nodes of the last start are gone for good"
+                raise DirectoryError(received.error, hint)
+            self._opened(received.addresses, not starts)
 
     async def _read(self, pipe: asyncio.StreamReader) -> None:
         """Give each answer to the request that waits for it, until the child ends or breaks the protocol."""

@@ -21,12 +21,12 @@ def open_directory(
     lan: bool,
     publishes: bool,
     warn: Callable[[str], None],
-    opened: Callable[[Sequence[str]], None] = lambda addresses: None,
+    opened: Callable[[Sequence[str], bool], None] = lambda addresses, begun: None,
 ) -> Directory:
     """Return a directory with the sources asked for. Raises NotInstalled if one lacks its package.
 
     publishes: whether this machine's DHT node takes part in the DHT, or only asks other nodes. opened: called with the
-    addresses of that node.
+    addresses of that node, and True if it has begun a DHT alone.
     """
     rng = random.Random(os.urandom(16))
     sources: list[Source] = []

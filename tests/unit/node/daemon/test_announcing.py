@@ -31,6 +31,28 @@ def test_owner_is_told_that_an_entry_of_a_directory_is_no_invite(monkeypatch, mo
     assert ("invite" in detail) == invite == (f"admission.mode = '{mode}'" in detail)
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_owner_is_told_that_others_need_the_address_of_a_directory_that_this_peer_has_begun(monkeypatch, begun):
+    told = []
+    report = Reporter(lambda kind, fields: told.append((kind, fields["detail"])), wall=lambda: 0.0)
+
+    async def main():
+        given = {}
+        monkeypatch.setattr(announcing, "open_directory", lambda config, **settings: given.update(settings))
+
+        async def announce(directory, card, published, addresses):
+            given["opened"](("/ip4/192.0.2.1/tcp/1/p2p/me",), begun)
+            published(True)
+
+        monkeypatch.setattr(announcing, "announce", announce)
+        run = announcing.Announcing(None, report, public=True, lan=False)
+        run.begin(lambda: SimpleNamespace(manifest=parse('[admission]\nmode = "open"')))
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert [(kind, "--bootstrap" in detail) for kind, detail in told] == [("directory", begun), ("published", begun)]
+
+
 def test_addresses_of_the_next_card_are_unknown_while_the_peer_changes_its_stage(monkeypatch):
     """Then there is another peer, which has no session and no links yet."""
     seen = []

@@ -44,7 +44,7 @@ class Scene:
             disk=RealDisk(),
             rng=random.Random(1),
             now=now,
-            opened=self.opened.append,
+            opened=lambda addresses, begun: self.opened.append((addresses, begun)),
         )
 
     def starts(self):
@@ -81,7 +81,7 @@ def test_card_is_found_under_its_run_and_among_all_cards(tmp_path):
 def test_child_gets_bootstrap_addresses_and_nodes_seen_before(tmp_path):
     first = Scene(tmp_path)
     first.run(lambda source: source.publish(card()))
-    assert first.opened == [("/ip4/127.0.0.1/tcp/1/p2p/me",)]
+    assert first.opened == [(("/ip4/127.0.0.1/tcp/1/p2p/me",), False)]
     second = Scene(tmp_path, listen=())
     second.run(lambda source: source.cards())
     one, two = second.starts()
@@ -91,6 +91,28 @@ def test_child_gets_bootstrap_addresses_and_nodes_seen_before(tmp_path):
     third = Scene(tmp_path)
     third.run(lambda source: source.cards())
     assert third.starts()[2]["bootstrap"] == one["bootstrap"]
+
+
+def test_node_without_nodes_to_start_from_begins_a_directory(tmp_path):
+    first, second = (Scene(tmp_path, bootstrap=()) for _ in range(2))
+    for scenery in (first, second):  # The second one starts from the nodes that the first one has stored.
+        scenery.run(lambda source: source.publish(card()))
+    assert [begun for _, begun in first.opened + second.opened] == [True, False]
+    assert [start["bootstrap"] for start in first.starts()] == [[], ["/ip4/192.0.2.9/tcp/9/p2p/other"]]
+
+
+@pytest.mark.parametrize(
+    ("bootstrap", "known", "hint"),
+    [((BOOTSTRAP,), True, "check the bootstrap"), ((), True, "dht-nodes.json"), ((), False, "started again")],
+)
+def test_hint_names_the_source_of_the_addresses_where_no_node_answers(tmp_path, bootstrap, known, hint):
+    scenery = Scene(tmp_path, "always-error", bootstrap=bootstrap)
+    if known:
+        scenery.known.parent.mkdir()
+        scenery.known.write_text(json.dumps(["/ip4/192.0.2.9/tcp/9/p2p/other"]))
+    with pytest.raises(DirectoryError) as caught:
+        scenery.run(lambda source: source.publish(card()))
+    assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize("fault", ["dies", "noise", "oversized", "nested", "error", "failing", "silent"])
