@@ -248,9 +248,10 @@ class AlwaysInvariants:
                 self._on_violation("double-vote", machine.index, f"peer {liar.index} votes twice and is not banned")
 
     def _rosters(self, running: list[Machine], now: float) -> None:
-        there = {m.identity.peer_id for m in self._machines if m.process is not None and m.process.ready}
+        ready = {m.identity.peer_id: m.process for m in self._machines if m.process is not None and m.process.ready}
+        there = set(ready)
         skewed = {m.identity.peer_id for m in self._machines if self._excused(m, now)}
-        skewed |= {m.identity.peer_id for m in running if m.process is not None and m.process.peer.session.roster.left}
+        skewed |= {peer for peer, process in ready.items() if process.peer.session.roster.left}
         coming = {m.identity.peer_id for m in self._machines if m.process is not None and not m.process.ready}
         fallen = {m.identity.peer_id: self._changed.get(m.index, 0.0) for m in self._machines if not m.up}
         sorted_there = tuple(sorted(there))

@@ -347,3 +347,14 @@ def test_rosters_are_compared_without_the_peers_that_each_has_banned():
         roster.peers.banned, roster.peers.view = banned, SimpleNamespace(peers=view)
     swarm.invariants.look(100.0)
     assert swarm.told == [("roster", 2)]
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_peer_that_leaves_is_missing_from_rosters_before_its_process_ends_also_if_it_lies(left):
+    swarm = _Swarm(3, settle=1.0, honest=(0, 1))
+    peers = tuple(machine.identity.peer_id for machine in swarm.machines)
+    for machine in swarm.machines:
+        machine.process.peer.session.roster.peers.view = SimpleNamespace(peers=peers[:2])
+    swarm.machines[2].process.peer.session.roster.left = left
+    swarm.invariants.look(100.0)
+    assert swarm.told == ([] if left else [("roster", 0), ("roster", 1)])
