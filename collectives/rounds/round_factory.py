@@ -76,7 +76,7 @@ class RoundFactory:
       aggregated by `rule`.
     - `topology` of a butterfly: "butterfly" (at the owners), "ring" (while they travel) or "hierarchy" (in sites first).
     - `site`: the network that we share with others. `pending_frames`: frames for next rounds, if other factories of this
-      peer share them.
+      peer share them. `peer_backoff`: pauses of peers, if an audit of owners adds to them.
     - `aside`: computes large results of chunks that we own. `owner_residuals`: residuals of those of a sparse butterfly.
     - `report_equivocation`, `banned`, `trial`: see Agreement. `opinions`, `paced`: see Round. `audited`: see Butterfly; in
       other planes without effect.
@@ -100,6 +100,7 @@ class RoundFactory:
         topology: Topology = "butterfly",
         site: str = "",
         pending_frames: PendingFrames | None = None,
+        peer_backoff: PeerBackoff | None = None,
         owner_residuals: OwnerResiduals | None = None,
         aside: Work = at_once,
         slow_peers: Callable[[], Collection[PeerId]] = tuple,
@@ -129,7 +130,7 @@ class RoundFactory:
         self._pool = BufferPool()
         self._last: Callable[[], DataPlane | None] = lambda: None  # others decide how long its results stay in memory
         self.owner_residuals, self._aside = OwnerResiduals() if owner_residuals is None else owner_residuals, aside
-        self.peer_backoff, self._audited = PeerBackoff(), audited
+        self.peer_backoff, self._audited = PeerBackoff() if peer_backoff is None else peer_backoff, audited
         self._met: dict[PeerId, bytes] = {}  # keys of members that proposals of the round in progress carry
         self._by_bandwidth = by_bandwidth
         self._report_equivocation, self._banned, self._trial, self._opinions = (

@@ -14,9 +14,7 @@ from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.own_lineage import OwnLineage
 from thinwire.node.outer.round_history import RoundHistory
 from thinwire.node.outer.state_server import STATE, StateServer
-from thinwire.node.outer.verification.own_contributions import OwnContributions
-from thinwire.node.outer.verification.owner_audits import Audits
-from thinwire.node.outer.verification.trials import Trials
+from thinwire.node.outer.verification.verification import Verification
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
@@ -59,9 +57,7 @@ class FrameRouter:
         straggler_grace: StragglerGrace,
         pending_frames: PendingFrames,
         announced: dict[PeerId, Ready],
-        own_contributions: OwnContributions,
-        trials: Trials,
-        audits: Audits,
+        verification: Verification,
     ) -> None:
         self.dropped_frames = 0
         """Dropped frames of past or distant rounds."""
@@ -74,13 +70,12 @@ class FrameRouter:
             pending_frames,
             announced,
         )
-        self._audits = audits
-        self._takers = own_contributions, trials, audits
+        self._verification = verification
 
     def on_link_up(self, peer: PeerId) -> None:
         self._catch_up.on_link_up(peer)
         self._lineages.on_link_up(peer)
-        self._audits.on_link_up(peer)
+        self._verification.audits.on_link_up(peer)
         self._current().reach(peer)
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
@@ -137,7 +132,7 @@ class FrameRouter:
             self._states.done(peer, number)
         if isinstance(message, Prepare) and not self._replica.members:
             self._send_queue.control(peer, Decline(number, self._fragment, "no state yet"))
-        if any(one.takes(peer, frame) for one in self._takers):
+        if self._verification.takes(peer, frame):
             return
         if number == current:
             self._route_present(peer, frame)

@@ -30,8 +30,6 @@ from thinwire.node.outer.round_history import RoundHistory
 from thinwire.node.outer.round_starter import RoundStarter
 from thinwire.node.outer.session import ReplicaSession, SessionContext
 from thinwire.node.outer.state_server import StateServer
-from thinwire.node.outer.verification.own_contributions import OwnContributions
-from thinwire.node.outer.verification.trials import Trials
 from thinwire.node.runtime.asyncio_extra import Result, Work
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame, sign_message
@@ -66,58 +64,29 @@ class RoundSession(ReplicaSession):
         on_advance: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(context, replica, fragment)
-        identity, manifest, run_id, presence = context.identity, context.manifest, context.run_id, context.presence
-        now, emit = context.now, context.emit
+        manifest, now = context.manifest, context.now
         if announced is not None:
             self.announced = announced
+        self._on_commit, self._on_advance = context.on_commit, on_advance or self._announce_progress
+        self._staged = bool(manifest.pipeline.stages)
+        """True in a pipeline: a stage that no peer holds delays all rounds, so no data is paced."""
         self.votes = context.votes(fragment)
         self.history = RoundHistory(replica.state.nbytes, now)
         """Past rounds that other peers may still need."""
-        self._on_commit, self._on_advance = context.on_commit, on_advance or self._announce_progress
-        staged = bool(manifest.pipeline.stages)  # a stage that no peer holds delays all rounds, so nothing is paced
-        needed = bool(manifest.admission.trial) or manifest.audited
-        self._own_contributions = OwnContributions(replica, presence.send_queue, fragment, needed=needed)
-        self.trials = Trials(
-            identity,
-            replica,
-            presence,
-            fragment,
-            required=manifest.admission.trial,
-            own_contributions=self._own_contributions,
-            emit=emit,
-        )
-        self.starter = RoundStarter(
-            context,
-            replica,
-            fragment,
-            votes=self.votes,
-            phase=self._phase,
-            pending_frames=pending_frames,
-            trials=self.trials,
-            own_contributions=self._own_contributions,
-            paced=lambda peer, round: not staged and peer not in replica.members and not self.history.hurried(peer),
-        )
+        self.starter = self._round_starter(context, pending_frames)
         self.factory, self._straggler_grace = self.starter.factory, self.starter.straggler_grace
-        check_chain = partial(checked, fraction=manifest.quorum, verifier=self.factory.with_keys, gaps=staged)
-        self.chains = ReceivedChains(check_chain, presence.chains)
-        """Chains that other peers have sent."""
-        entered = context.entered and self.me in replica.members
-        self.states = StateServer(
-            replica,
-            presence.send_queue,
-            now,
-            entered=entered,
-            fragment=fragment,
-            emit=emit,
-            report=self.report,
-            history=self.history,
-            chains=self.chains,
-            paced=not staged,
+        self._own_contributions = self.starter.verification.own_contributions
+        self.trials = self.starter.verification.trials
+        self.chains = ReceivedChains(
+            partial(checked, fraction=manifest.quorum, verifier=self.factory.with_keys, gaps=self._staged),
+            self.presence.chains,
         )
+        """Chains that other peers have sent."""
+        self.states = self._state_server(entered=context.entered and self.me in replica.members)
         self.quorum_wait = QuorumWait(manifest.exchange.orphan, now=now, current=lambda: self.current)
         self.lineages = Lineages(
             replica,
-            presence,
+            self.presence,
             fragment,
             now=now,
             chains=self.chains,
@@ -125,26 +94,13 @@ class RoundSession(ReplicaSession):
             quorum_wait=self.quorum_wait,
             states=self.states,
             # A lost pipeline stage begins again with the peer that makes it.
-            founder=b"" if staged else context.founder,
+            founder=b"" if self._staged else context.founder,
         )
-        self.own_lineage = OwnLineage(
-            replica,
-            presence,
-            fragment,
-            self.lineages,
-            self.quorum_wait,
-            now=now,
-            emit=emit,
-            sign=lambda message: sign_message(message, b"", identity, run_id),
-            key_of=self.factory.key_of,
-            votes=self.votes,
-            current=lambda: self.current,
-            founded=self._founded,
-        )
+        self.own_lineage = self._own_lineage()
         self.catch_up: CatchUp = CatchUp(
             replica,
             self.states,
-            presence=presence,
+            presence=self.presence,
             factory=self.factory,
             current=lambda: self.current,
             lineages=self.lineages,
@@ -152,11 +108,63 @@ class RoundSession(ReplicaSession):
             fragment=fragment,
             turn=turn,
         )
-        self._router = FrameRouter(
-            replica,
-            presence,
-            fragment,
-            now=now,
+        self._router = self._frame_router()
+        # If the clock was set back, the stored highest number of this life is higher.
+        self.current = self.starter.start(max(self.roster.record.first_attempt, self.votes.numbers))
+        self._send_queue.begin(self.current.round, self.fragment)
+
+    # --- parts
+
+    def _round_starter(self, context: SessionContext, pending_frames: PendingFrames | None) -> RoundStarter:
+        def paced(peer: PeerId, round: int) -> bool:
+            return not (self._staged or peer in self.replica.members or self.history.hurried(peer))
+
+        return RoundStarter(
+            context,
+            self.replica,
+            self.fragment,
+            votes=self.votes,
+            phase=self._phase,
+            pending_frames=pending_frames,
+            paced=paced,
+        )
+
+    def _state_server(self, *, entered: bool) -> StateServer:
+        return StateServer(
+            self.replica,
+            self._send_queue,
+            self._now,
+            entered=entered,
+            fragment=self.fragment,
+            emit=self._emit,
+            report=self.report,
+            history=self.history,
+            chains=self.chains,
+            paced=not self._staged,
+        )
+
+    def _own_lineage(self) -> OwnLineage:
+        return OwnLineage(
+            self.replica,
+            self.presence,
+            self.fragment,
+            self.lineages,
+            self.quorum_wait,
+            now=self._now,
+            emit=self._emit,
+            sign=lambda message: sign_message(message, b"", self.identity, self.run_id),
+            key_of=self.factory.key_of,
+            votes=self.votes,
+            current=lambda: self.current,
+            founded=self._founded,
+        )
+
+    def _frame_router(self) -> FrameRouter:
+        return FrameRouter(
+            self.replica,
+            self.presence,
+            self.fragment,
+            now=self._now,
             current=lambda: self.current,
             states=self.states,
             catch_up=self.catch_up,
@@ -166,13 +174,8 @@ class RoundSession(ReplicaSession):
             straggler_grace=self._straggler_grace,
             pending_frames=self.factory.pending_frames,
             announced=self.announced,
-            own_contributions=self._own_contributions,
-            trials=self.trials,
-            audits=self.starter.audits,
+            verification=self.starter.verification,
         )
-        # If the clock was set back, the stored highest number of this life is higher.
-        self.current = self.starter.start(max(presence.roster.record.first_attempt, self.votes.numbers))
-        self._send_queue.begin(self.current.round, self.fragment)
 
     # --- rounds
 

@@ -13,12 +13,11 @@ from thinwire.collectives.rounds.data_planes.allgather_payload import room
 from thinwire.collectives.rounds.repair import Paced
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
+from thinwire.collectives.topology.peer_backoff import PeerBackoff
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.node.outer.own_lineage import check_votes
 from thinwire.node.outer.session import SessionContext
-from thinwire.node.outer.verification.own_contributions import OwnContributions
-from thinwire.node.outer.verification.owner_audits import Audits
-from thinwire.node.outer.verification.trials import Trials
+from thinwire.node.outer.verification.verification import Verification
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.evidence import Statement
 from thinwire.swarm.messages.registry import MAX_GROUP, Evidence, PeerId
@@ -27,7 +26,7 @@ from thinwire.swarm.messages.registry import MAX_GROUP, Evidence, PeerId
 class RoundStarter:
     """Starts the rounds of one `fragment` by the manifest, the replica and the lateness of members.
 
-    `votes`: memory of our votes. `trials`: newcomers of an open run. `phase`, `pending_frames`, `paced`: see RoundFactory.
+    `votes`: memory of our votes. `phase`, `pending_frames`, `paced`: see RoundFactory.
     """
 
     def __init__(
@@ -39,8 +38,6 @@ class RoundStarter:
         votes: VoteStore,
         phase: Callable[[int, str], None],
         pending_frames: PendingFrames | None,
-        trials: Trials,
-        own_contributions: OwnContributions,
         paced: Paced,
     ) -> None:
         identity, manifest, run_id, presence = context.identity, context.manifest, context.run_id, context.presence
@@ -48,6 +45,18 @@ class RoundStarter:
         self._manifest, self.presence, self.replica, self._fragment = manifest, presence, replica, fragment
         self._me, self._votes, self._now = identity.peer_id, votes, context.now
         self._members: frozenset[PeerId] = frozenset()
+        backoff = PeerBackoff()
+        self.verification = Verification(
+            identity,
+            manifest,
+            run_id,
+            replica=replica,
+            presence=presence,
+            fragment=fragment,
+            backoff=backoff,
+            emit=context.emit,
+        )
+        trials = self.verification.trials
         watch = presence.watch if exchange.slow_peers == "no-ownership" else None
         self.factory = RoundFactory(
             identity,
@@ -65,6 +74,7 @@ class RoundStarter:
             topology=exchange.topology,
             site=presence.site,
             pending_frames=pending_frames,
+            peer_backoff=backoff,
             owner_residuals=replica.owner_residuals,
             aside=presence.aside,
             slow_peers=tuple if watch is None else watch.slow,
@@ -76,18 +86,6 @@ class RoundStarter:
             audited=manifest.audited,
             paced=paced,
         )
-        self.audits = Audits(
-            identity,
-            manifest,
-            run_id,
-            replica=replica,
-            presence=presence,
-            own_contributions=own_contributions,
-            fragment=fragment,
-            backoff=self.factory.peer_backoff,
-            emit=context.emit,
-        )
-        """Audits of past rounds."""
         self.straggler_grace = StragglerGrace(
             exchange.timeout_seconds, auto=exchange.straggler_timeout == "auto", fraction=manifest.quorum
         )
@@ -102,9 +100,10 @@ class RoundStarter:
 
         `attempt`: number of our last announcement. `last`: the round before, or the same round, that ends now.
         """
-        self.audits.lift_verdicts()
+        audits = self.verification.audits
+        audits.lift_verdicts()
         if last is not None and last.complete and last.round == self.replica.round:
-            self.audits.begin(last)
+            audits.begin(last)
         replica, exchange, limit = self.replica, self._manifest.exchange, self.straggler_grace.limit
         if last is not None and self.presence.watch is not None:
             self.presence.watch.contributed(last.data_plane.ratios, last.round, fragment=self._fragment)
