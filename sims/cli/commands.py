@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from thinwire.node.cli.arguments import (
     LAST_SEED,
-    MOST,
     CliSession,
     Debug,
     Home,
@@ -21,10 +20,31 @@ from thinwire.node.cli.arguments import (
     memory_bytes,
     settings,
 )
-from thinwire.node.cli.completion import runs
+from thinwire.sims.cli.plan_options import (
+    Codec,
+    Every,
+    Layers,
+    Links,
+    Memory,
+    Outcome,
+    ParameterCount,
+    Peers,
+    Picture,
+    Pipeline,
+    RoundTripTime,
+    RunFile,
+    SharedLine,
+    Speed,
+    StepSeconds,
+    Tokens,
+    Tries,
+    Width,
+)
 
 if TYPE_CHECKING:
+    from thinwire.collectives.costs.cost_question import Question
     from thinwire.collectives.costs.plan_outcome import RunOutcome
+    from thinwire.sims.planner.plan import Plan
 
 
 def _debug(context: typer.Context, debug: bool) -> None:
@@ -96,80 +116,24 @@ def sim(
 
 def plan(
     context: typer.Context,
-    run: Annotated[Path | None, typer.Argument(metavar="RUN.toml", help="The manifest to plan for.")] = None,
-    parameters: Annotated[
-        str, typer.Option("--parameters", metavar="N", help="Size of the model, such as 350M [the manifest's].")
-    ] = "",
-    layers: Annotated[
-        int | None, typer.Option("--layers", metavar="N", min=1, max=1024, help="Layers of the model [the manifest's].")
-    ] = None,
-    width: Annotated[
-        int | None,
-        typer.Option("--width", metavar="N", min=1, max=MOST, help="Width of the model [the manifest's]."),
-    ] = None,
-    tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--tokens", metavar="N", min=1, max=MOST, help="Tokens of an inner step of a peer [the manifest's]."
-        ),
-    ] = None,
-    step: Annotated[
-        float | None,
-        typer.Option(
-            "--step", metavar="SECONDS", min=1e-6, callback=finite, help="Duration of an inner step of a peer."
-        ),
-    ] = None,
-    speed: Annotated[
-        float | None,
-        typer.Option(
-            "--speed", metavar="TFLOPS", min=1e-6, callback=finite, help="Speed of a peer, if --step is not known."
-        ),
-    ] = None,
-    peers: Annotated[
-        int | None,
-        typer.Option("--peers", metavar="N", min=2, max=10_000, help="Number of peers [those of --link, or 8]."),
-    ] = None,
-    link: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--link", metavar="[Nx]DOWN/UP[@STEP]", help="Links in Mbit/s, or dsl, fibre …; may be repeated [100/100]."
-        ),
-    ] = None,
-    rtt: Annotated[
-        float, typer.Option("--rtt", metavar="MS", min=0, callback=finite, help="Round-trip time between two peers.")
-    ] = 50.0,
-    every: Annotated[
-        int | None,
-        typer.Option("--every", metavar="H", min=1, max=2**20, help="Inner steps of a round [the manifest's]."),
-    ] = None,
-    codec: Annotated[
-        str, typer.Option("--codec", metavar="NAME", help="Codec of contributions [the manifest's].")
-    ] = "",
-    memory: Annotated[
-        str | None, typer.Option("--memory", metavar="SIZE", help="Memory of a peer for training, such as 24GiB.")
-    ] = None,
-    shared_line: Annotated[
-        str, typer.Option("--shared-line", metavar="NxDOWN/UP", help="N peers share one line, rates in Mbit/s.")
-    ] = "",
-    pipeline: Annotated[
-        Path | None, typer.Option("--pipeline", metavar="FILE", help="Plan paths over the stages of this JSON instead.")
-    ] = None,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE", help="With --pipeline: write the plan as a PNG.")
-    ] = None,
-    tries: Annotated[
-        int | None,
-        typer.Option("--tries", metavar="N", min=1, max=MOST, help="With --pipeline: number of plans to try."),
-    ] = None,
-    outcome: Annotated[
-        str,
-        typer.Option(
-            "--outcome",
-            metavar="RUN",
-            autocompletion=runs,
-            help="Compare with the rounds of this run; gives --step, --peers.",
-        ),
-    ] = "",
+    run: RunFile = None,
+    parameters: ParameterCount = "",
+    layers: Layers = None,
+    width: Width = None,
+    tokens: Tokens = None,
+    step: StepSeconds = None,
+    speed: Speed = None,
+    peers: Peers = None,
+    link: Links = None,
+    rtt: RoundTripTime = 50.0,
+    every: Every = None,
+    codec: Codec = "",
+    memory: Memory = None,
+    shared_line: SharedLine = "",
+    pipeline: Pipeline = None,
+    picture: Picture = None,
+    tries: Tries = None,
+    outcome: Outcome = "",
     home: Home = None,
     json: Json = False,
     debug: Debug = False,
@@ -198,20 +162,21 @@ def plan(
         line=shared_line,
         here=run.parent if run else Path(),
     )  # fmt: skip
-    answer = planner.plan(asked)
-    if past is not None:
-        from thinwire.collectives.costs.plan_outcome import comparison
+    _show_plan(asked, planner.plan(asked), past, json)
 
-        compared = comparison(asked, answer.round, past)
+
+def _show_plan(asked: Question, answer: Plan, past: RunOutcome | None, json: bool) -> None:
+    """Print a plan, beside the outcome of a past run if there is one."""
+    from thinwire.collectives.costs.plan_outcome import comparison
+    from thinwire.sims.planner import plan_view
+
+    compared = () if past is None else comparison(asked, answer.round, past)
     if json:
         import msgspec
 
         whole = answer if past is None else {"plan": answer, "outcome": past, "comparison": compared}
         print(msgspec.json.format(msgspec.json.encode(whole)).decode())
-        return
-    from thinwire.sims.planner import plan_view
-
-    if past is None:
+    elif past is None:
         plan_view.show(answer)
     else:
         plan_view.show_comparison(past, compared)
