@@ -247,30 +247,20 @@ def propose(
     if not alive:
         group, alive, shares = able, able, None
     willing = [peer for peer in alive if _weight(ready[peer], peer, terms) > 0 and peer not in rejected]
-    doubted = [peer for peer in willing if peer in distrusted][: max(0, len(willing) - terms.min_peers)]
-    excluded = {**excluded, **dict.fromkeys(doubted, DISTRUSTED)}
-    willing = [peer for peer in willing if peer not in doubted]
-    first = [peer for peer in willing if peer not in terms.spare]
-    if len(first) >= terms.min_peers:
-        excluded = {**excluded, **{peer: "spare" for peer in willing if peer in terms.spare}}
-        willing = first
-    if len(willing) > terms.max_contributors:
-        # The order of the members changes with each round, so that not always the same peers are left out.
-        order = {peer: place for place, peer in enumerate(terms.members)}
-        willing = sorted(sorted(willing, key=lambda peer: order.get(peer, len(order)))[: terms.max_contributors])
+    chosen, left_out = _contributors(terms, willing, distrusted)
     contributors = tuple(
         Contribution(peer, ready[peer].attempt, _weight(ready[peer], peer, terms), ready[peer].digest)
-        for peer in willing
+        for peer in chosen
     )
     if not alive or len(contributors) < terms.min_peers:
         return None
-    out = _listed({**rejected, **excluded})
+    out = _listed({**rejected, **excluded, **left_out})
     resting = _resting(idle, alive)
     ring = () if without_ring or terms.ring is None else placement.order(terms.ring, alive, resting, ready)
     if ring:
         shares = ()  # All peers of a ring send equally many bytes.
     elif shares is None:
-        links = placement.loads(group, willing, resting, ready)
+        links = placement.loads(group, chosen, resting, ready)
         shares = relay_plan.shares(links) if terms.relays else allot(terms.chunks, links, terms.fragment)
     sites: tuple[int, ...] = ()
     if terms.sited:  # Results depend on the sites, so a group has the same sites in all ballots.
@@ -297,6 +287,27 @@ def propose(
         farewells=farewells,
         electorate=terms.electorate,
     )
+
+
+def _contributors(
+    terms: RoundTerms, willing: Sequence[PeerId], distrusted: Collection[PeerId]
+) -> tuple[list[PeerId], dict[PeerId, str]]:
+    """Choose contributors of the `willing` peers; return them, and the reasons why others are left out.
+
+    Distrusted and spare peers are left out only if `min_peers` others contribute.
+    """
+    doubted = [peer for peer in willing if peer in distrusted][: max(0, len(willing) - terms.min_peers)]
+    left_out = dict.fromkeys(doubted, DISTRUSTED)
+    chosen = [peer for peer in willing if peer not in doubted]
+    first = [peer for peer in chosen if peer not in terms.spare]
+    if len(first) >= terms.min_peers:
+        left_out |= {peer: "spare" for peer in chosen if peer in terms.spare}
+        chosen = first
+    if len(chosen) > terms.max_contributors:
+        # The order of the members changes with each round, so that not always the same peers are left out.
+        order = {peer: place for place, peer in enumerate(terms.members)}
+        chosen = sorted(sorted(chosen, key=lambda peer: order.get(peer, len(order)))[: terms.max_contributors])
+    return chosen, left_out
 
 
 def _weight(ready: Ready, peer: PeerId, terms: RoundTerms) -> int:

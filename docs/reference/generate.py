@@ -263,22 +263,12 @@ def _text(text: str) -> str:
     return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
+RUN, SECRET = bytes([0x11]) * 32, bytes(range(32))
+"""Run id in the examples of frames, and the secret of their link, which is the seed of their key, too."""
+
+
 def frames() -> str:
     """Return the page of the layout of a frame, byte by byte; its examples are made by the code."""
-    identity, run, secret = Identity.generate(bytes(range(32))), bytes([0x11]) * 32, bytes(range(32))
-    signed = encode(Frame(registry.Ping(7, 3, ())), identity, run)
-    end = HEADER_BYTES + int.from_bytes(signed[8:12], "big")
-    payload = b"sixteen bytes..."
-    head = encode(Frame(registry.Chunk(3, 0, 1, 5), payload), None, run)
-    sealer, _ = crypto.stream_keys(secret, 0)
-    opening = crypto.OPENING.pack(crypto.session_of(secret), 0)
-    proof = sealer.prove(opening)
-    record = bytearray(crypto.record_size(len(head), len(payload)))
-    sealer.seal(head, payload, memoryview(record))
-    sealed, first = bytes(record), crypto.LENGTHS.size
-    middle = first + len(head) + crypto.TAG
-    heads = f"{HEADER_BYTES + 1} to {crypto.MAX_BULK[0]}, on the express stream to {crypto.MAX_EXPRESS[0]}"
-    numbered = f"number of the stream, {crypto.EXPRESS} for the express stream; each once in a session"
     parts = [
         NOTE,
         "# Frames\n",
@@ -288,17 +278,37 @@ def frames() -> str:
             types, and a payload for some types. A receiver checks each length against the limit of the type before it
             allocates memory."""
         ),
+        *_signed_frame(),
+        *_sealed_frame(),
+        "## Keys\n",
+        _text(
+            f"""The acceptor of a link draws its secret (32 bytes) and sends it inside CURVE, in `Welcome`; the examples have
+            00 01 … 1f. HKDF-SHA256 (RFC 5869) without salt makes of it the session (16 bytes, info "thinwire bulk session
+            1") and, for each stream, 64 bytes (info "thinwire bulk stream 1" and the number of the stream as one byte): the
+            key from dialler to acceptor, and the key back. Each seal is AES-256-GCM (NIST SP 800-38D); its nonce is the
+            number of earlier seals with the key, in 12 bytes, and its associated data are the two lengths of the record (8
+            bytes). The acceptor sends no proof, so its first nonce is 0. A key makes {crypto.MAX_SEALS} seals at most."""
+        ),
+    ]
+    return "\n".join(parts)
+
+
+def _signed_frame() -> list[str]:
+    """Return the section about a frame with a signature."""
+    frame = encode(Frame(registry.Ping(7, 3, ())), Identity.generate(SECRET), RUN)
+    end = HEADER_BYTES + int.from_bytes(frame[8:12], "big")
+    return [
         "## Signed frame\n",
         _text(
-            f"A `Ping` of the peer whose key is made from the seed 00 01 … 1f, in the run whose id is 32 times {run[:1].hex()}:"
+            f"A `Ping` of the peer whose key is made from the seed 00 01 … 1f, in the run whose id is 32 times {RUN[:1].hex()}:"
         ),
         _layout(
             [
-                *_header(signed, registry.Ping),
-                ("body", signed[HEADER_BYTES:end], "msgpack array of the fields in order; only the shortest encoding"),
-                ("signature", signed[end:], "Ed25519 (RFC 8032) of the sender"),
+                *_header(frame, registry.Ping),
+                ("body", frame[HEADER_BYTES:end], "msgpack array of the fields in order; only the shortest encoding"),
+                ("signature", frame[end:], "Ed25519 (RFC 8032) of the sender"),
             ],
-            signed,
+            frame,
         ),
         _text(
             r"""The signature is over `thinwire/message/1\0` and four parts, each after its length in 8 bytes: the run id (32
@@ -312,6 +322,23 @@ def frames() -> str:
             rounds now use the express stream; a message that begins with the byte {link.BYE.hex()} has the reason why the link
             ends."""
         ),
+    ]
+
+
+def _sealed_frame() -> list[str]:
+    """Return the section about a frame without a signature and its seal on a stream."""
+    payload = b"sixteen bytes..."
+    head = encode(Frame(registry.Chunk(3, 0, 1, 5), payload), None, RUN)
+    sealer, _ = crypto.stream_keys(SECRET, 0)
+    opening = crypto.OPENING.pack(crypto.session_of(SECRET), 0)
+    proof = sealer.prove(opening)
+    record = bytearray(crypto.record_size(len(head), len(payload)))
+    sealer.seal(head, payload, memoryview(record))
+    sealed, first = bytes(record), crypto.LENGTHS.size
+    middle = first + len(head) + crypto.TAG
+    heads = f"{HEADER_BYTES + 1} to {crypto.MAX_BULK[0]}, on the express stream to {crypto.MAX_EXPRESS[0]}"
+    numbered = f"number of the stream, {crypto.EXPRESS} for the express stream; each once in a session"
+    return [
         "## Frame without signature, sealed for a stream\n",
         _text(
             f"""A `Chunk` with a payload of {len(payload)} bytes. Bulk data is not signed: the sealed stream shows who sends,
@@ -346,17 +373,7 @@ def frames() -> str:
             ],
             sealed,
         ),
-        "## Keys\n",
-        _text(
-            f"""The acceptor of a link draws its secret (32 bytes) and sends it inside CURVE, in `Welcome`; the examples have
-            00 01 … 1f. HKDF-SHA256 (RFC 5869) without salt makes of it the session (16 bytes, info "thinwire bulk session
-            1") and, for each stream, 64 bytes (info "thinwire bulk stream 1" and the number of the stream as one byte): the
-            key from dialler to acceptor, and the key back. Each seal is AES-256-GCM (NIST SP 800-38D); its nonce is the
-            number of earlier seals with the key, in 12 bytes, and its associated data are the two lengths of the record (8
-            bytes). The acceptor sends no proof, so its first nonce is 0. A key makes {crypto.MAX_SEALS} seals at most."""
-        ),
     ]
-    return "\n".join(parts)
 
 
 def commands() -> str:

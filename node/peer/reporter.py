@@ -228,33 +228,6 @@ class Reporter:
         round, digest = replica.newest
         up, down = peer.traffic()
         lent = peer.presence.transport.lent()
-        others, seats, traffic = [], peer.seats(), peer.presence.transport.by_peer()
-        for other, state in session.roster.peers.states(absent=ABSENT).items():
-            record = session.roster.peers.record_of(other)
-            ready = session.announced.get(other)
-            sent, received = traffic.get(other, (0, 0))
-            others.append(
-                PeerStatus(
-                    peer=other.hex(),
-                    name=plain(record.name) if record else "",
-                    state=state,
-                    address=record.addresses[0] if record and record.addresses else "",
-                    round=session.roster.peers.progress_of(other),
-                    age=peer.presence.silence_of(other),
-                    loss=None if ready is None else ready.loss,
-                    reason=f"banned: {session.roster.peers.ban_reason(other)}"
-                    if state == "banned"
-                    else peer.rounds.score_of(other) or self._away.get(other, ""),
-                    seat=seats.describe(other),
-                    relay=relay.hex() if (relay := peer.presence.transport.relay_of(other)) is not None else "",
-                    shared=peer.presence.transport.shares(other),
-                    diagnosis=watch.shown(other) if (watch := peer.presence.watch) is not None else "",
-                    up=sent,
-                    down=received,
-                    rtt=session.roster.distances.rtt(other),
-                    obstacle=peer.presence.transport.obstacle(other),
-                )
-            )
         return msgspec.structs.replace(
             status,
             run_name=peer.manifest.run.name,
@@ -273,9 +246,9 @@ class Reporter:
             bytes_down=down,
             fp32_bytes=int(self.fp32_bytes),
             sync_seconds=self.sync_seconds,
-            peers=tuple(others),
+            peers=self._others(peer),
             checkpoint=self.checkpoint,
-            seat=seats.describe(peer.identity.peer_id),
+            seat=peer.seats().describe(peer.identity.peer_id),
             group=self.group(),
             stalled=session.stalled(),
             stalls=stalls(peer),
@@ -293,3 +266,36 @@ class Reporter:
             relay_refused=dict(lent.refused),
             no_sharing=peer.presence.transport.no_sharing(),
         )
+
+    def _others(self, peer: Peer) -> tuple[PeerStatus, ...]:
+        """Return the status of each other peer that is known, as `peer` sees it."""
+        peers, transport, watch = peer.presence.roster.peers, peer.presence.transport, peer.presence.watch
+        others, seats, traffic = [], peer.seats(), transport.by_peer()
+        for other, state in peers.states(absent=ABSENT).items():
+            record = peers.record_of(other)
+            ready = peer.session.announced.get(other)
+            relay = transport.relay_of(other)
+            sent, received = traffic.get(other, (0, 0))
+            others.append(
+                PeerStatus(
+                    peer=other.hex(),
+                    name=plain(record.name) if record else "",
+                    state=state,
+                    address=record.addresses[0] if record and record.addresses else "",
+                    round=peers.progress_of(other),
+                    age=peer.presence.silence_of(other),
+                    loss=None if ready is None else ready.loss,
+                    reason=f"banned: {peers.ban_reason(other)}"
+                    if state == "banned"
+                    else peer.rounds.score_of(other) or self._away.get(other, ""),
+                    seat=seats.describe(other),
+                    relay="" if relay is None else relay.hex(),
+                    shared=transport.shares(other),
+                    diagnosis="" if watch is None else watch.shown(other),
+                    up=sent,
+                    down=received,
+                    rtt=peer.presence.roster.distances.rtt(other),
+                    obstacle=transport.obstacle(other),
+                )
+            )
+        return tuple(others)

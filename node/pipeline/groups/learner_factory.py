@@ -76,25 +76,39 @@ def learner(
 ) -> HostLearner | OriginLearner:
     """Create the learner of a peer with this seat, and its Handler, which receives the group's messages.
 
-    A host without a link to its origin makes no steps. If the origin is no longer a member, or has returned in another
-    role, the host joins another group with its stage. `batches`: of an origin. `fits`: stages that it can hold instead
-    if its origin wants it to (HostLearner.next).
+    `batches`: of an origin. `fits`: stages that a host can hold instead if its origin wants it to (HostLearner.next).
     """
-    me, roster = peer.identity.peer_id, peer.presence.roster
-    context = LearnerContext(me, peer.presence.send_queue, peer.environment.now, work, peer.emit)
-    if not seat.stage:
-        origin = origin_learner(
-            manifest,
-            vocab,
-            batches(),
-            context,
-            source=lambda stage: _source(peer, manifest, stage, origin.readiness, backup),
-            alone=lambda: _alone(peer),
-            others=lambda: _speeds(peer),
-        )
-        arbiter = RecoveryArbiter(peer, lambda: origin.origin.norms)
-        backup = protect(peer, manifest, origin, origin.readiness, arbiter, work)
-        return origin
+    context = LearnerContext(peer.identity.peer_id, peer.presence.send_queue, peer.environment.now, work, peer.emit)
+    if seat.stage:
+        return _host(peer, manifest, vocab, seat, context, fits)
+    return _origin(peer, manifest, vocab, batches(), context)
+
+
+def _origin(peer: Peer, manifest: Manifest, vocab: int, batches: Batches, context: LearnerContext) -> OriginLearner:
+    """Create the learner of an origin."""
+    origin = origin_learner(
+        manifest,
+        vocab,
+        batches,
+        context,
+        source=lambda stage: _source(peer, manifest, stage, origin.readiness, backup),
+        alone=lambda: _alone(peer),
+        others=lambda: _speeds(peer),
+    )
+    arbiter = RecoveryArbiter(peer, lambda: origin.origin.norms)
+    backup = protect(peer, manifest, origin, origin.readiness, arbiter, context.work)
+    return origin
+
+
+def _host(
+    peer: Peer, manifest: Manifest, vocab: int, seat: Seat, context: LearnerContext, fits: Collection[int]
+) -> HostLearner:
+    """Create the learner of a host.
+
+    Without a link to its origin it makes no steps. If the origin is no longer a member, or has returned in another role, the
+    host joins another group with its stage.
+    """
+    me, roster = context.me, peer.presence.roster
 
     def outdated(origin: PeerId, stage: int) -> None:
         if (
@@ -133,7 +147,7 @@ def learner(
         return _session_of(peer, seat.stage).replica.round if peer.ready else 0
 
     host = host_learner(manifest, vocab, seat.stage, seat.origin, context, round=round, orphaned=orphaned, able=able)
-    protect(peer, manifest, host, host, RecoveryArbiter(peer, outdated=outdated), work)
+    protect(peer, manifest, host, host, RecoveryArbiter(peer, outdated=outdated), context.work)
     return host
 
 
