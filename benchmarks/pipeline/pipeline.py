@@ -37,6 +37,7 @@ from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.messages.registry import Hello, Welcome
 
+from benchmarks.pipeline.hollow_section import HollowSection
 from benchmarks.support import machine
 
 RUN = b"p" * 32
@@ -44,25 +45,6 @@ STAGES, MICROS, VOCABULARY = 4, 8, 512
 INNER = InnerConfig(optimizer="sgd", lr=0.0, betas=(0.0, 0.0), weight_decay=0.0, warmup=0)
 COSTS = {"begin": 1.0, "_forward": 1.0, "turn": 0.0, "finish": 2.0, "_backward": 2.0}
 """Parts of a micro-batch's computing time at one stage; the rest (norms, the inner step) takes none here."""
-
-
-class Hollow(torch.nn.Module):
-    """Has the shapes of a section and computes next to nothing."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(1)
-        self.rows = torch.randn(VOCABULARY, width, generator=generator) * 0.02
-        self.scale = torch.nn.Parameter(torch.ones(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.scale
-
-    def front(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.rows[tokens] * self.scale
-
-    def loss(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return (x * self.scale).square().mean()
 
 
 def batches(length: int, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -165,7 +147,7 @@ def play(*arguments: Any, **options: Any) -> tuple[float, float, int]:
 
 def links(width: int, length: int, unit: float, rate: float = 12.5e6) -> list[dict[str, Any]]:
     """Every boundary on the same links of `rate` bytes/s, beside links that cost nothing."""
-    hollow = partial(play, [Hollow(width) for _ in range(STAGES)])
+    hollow = partial(play, [HollowSection(VOCABULARY, width) for _ in range(STAGES)])
     ideal = hollow("fp32", width, length, 1, rate=None, latency=0.0, unit=unit, window=MICROS)[0]
     found = []
     for spec in ("fp32", "bf16", "rows(bits=8)", "tah", f"subspace(k={width // 8})", f"subspace(k={width // 32})"):
@@ -187,7 +169,7 @@ def bubble() -> list[dict[str, Any]]:
     """The idle part of a step on links that cost nothing, all micro-batches at once and as many as there are stages."""
     found = []
     for window in (MICROS, STAGES + 1, STAGES):
-        hollow = [Hollow(16) for _ in range(STAGES)]
+        hollow = [HollowSection(VOCABULARY, 16) for _ in range(STAGES)]
         seconds = play(hollow, "fp32", 16, 8, 1, rate=None, latency=0.0, unit=1.0, window=window)[0]
         theory = (STAGES - 1) / (MICROS + STAGES - 1)
         found.append({"window": window, "idle": round(1 - 3 * MICROS / seconds, 4), "theory": round(theory, 4)})

@@ -41,6 +41,7 @@ from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.messages.registry import Hello, PeerId, Welcome
 
+from benchmarks.pipeline.hollow_section import HollowSection
 from benchmarks.support import machine
 
 RUN = b"k" * 32
@@ -50,23 +51,6 @@ COSTS = {"begin": 1.0, "_forward": 1.0, "turn": 0.25, "finish": 1.5, "_backward"
 """Parts of a micro-batch's computing time at one peer, as plans count them."""
 
 FILE = Path(__file__).parents[2] / "examples" / "pipelines" / "gcp12_33m2.json"
-
-
-class Hollow(torch.nn.Module):
-    """Has the shapes of a section and computes next to nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.ones(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.scale
-
-    def front(self, tokens: torch.Tensor) -> torch.Tensor:
-        return tokens[..., None].float().expand(*tokens.shape, WIDTH) * self.scale
-
-    def loss(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return (x * self.scale).square().mean()
 
 
 @dataclass
@@ -123,14 +107,14 @@ class Replica:
         holders = {stage: [self.ids[p].peer_id for p in members] for stage, members in enumerate(stages) if stage}
         for stage, members in list(enumerate(stages))[1:]:
             for index in members:
-                own = Hollow()
+                own = HollowSection(VOCABULARY, WIDTH)
                 host = Host(
                     self.ids[index].peer_id, me, stage, Stage(own), StageOptimizer(own, INNER), self.boundary,
                     context=LENGTH, room=self.room, **self.common(index),
                 )  # fmt: skip
                 self.hosts.append(host)
                 self.start(index, host, host.run())
-        own, common = Hollow(), self.common(0)
+        own, common = HollowSection(VOCABULARY, WIDTH), self.common(0)
         self.measurements = Measurements(loop.time)
         route_planner = None
         if self.plan is not None:

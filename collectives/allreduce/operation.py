@@ -224,7 +224,7 @@ class Operation:
         if self.current is not None:
             self.current.tick()
             wait = GIVE_UP if self.current.agreement.able else UNABLE
-            if not self.ended.done() and now > max(self._started, self.current.moved) + wait * self._patience:
+            if not self.ended.done() and now > max(self._started, self.current.progressed_at) + wait * self._patience:
                 failure, hint = "no majority of the group is left and reachable", "call again with the present peers"
                 # Each of the others may have begun another group, so that none of them is in more than half of the calls.
                 if self._voter and not self._voted:

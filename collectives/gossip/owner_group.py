@@ -166,9 +166,9 @@ class OwnerGroup(GossipGroup):
 
     def _hurry(self, ready: Sequence[OwnerPair], done: Sequence[OwnerPair], wait: float) -> None:
         if 2 * len(done) > len(ready):
-            now, last = self._terms.now(), max(pair.moved for pair in done)
+            now, last = self._terms.now(), max(pair.progressed_at for pair in done)
             for pair in ready:
-                if pair not in done and pair.open and now > max(last, pair.moved) + wait:
+                if pair not in done and pair.open and now > max(last, pair.progressed_at) + wait:
                     pair.fail(STALLED)
 
     # --- our chunks

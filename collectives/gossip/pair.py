@@ -154,9 +154,9 @@ class Pair:
         self._send_queue.drop_chunks(self.partner, self.round, self.fragment)
 
     @property
-    def moved(self) -> float:
+    def progressed_at(self) -> float:
         """Time of the partner's last progress, or of our announcement if that is later."""
-        return self._patience.moved
+        return self._patience.progressed_at
 
     @property
     def refused(self) -> str:

@@ -25,7 +25,7 @@ class PartnerPatience:
 
     def __init__(self, now: Callable[[], float], patience: float) -> None:
         self._now, self._patience = now, patience
-        self.moved = 0.0
+        self.progressed_at = 0.0
         """Time of the partner's last progress, or of our announcement if that is later."""
         self.deadline = 0.0
         """Seconds to wait for a partner that is present but not ready."""
@@ -37,23 +37,23 @@ class PartnerPatience:
 
     def announce(self, deadline: float, *, answered: bool) -> None:
         """Begin to wait: we have announced ourselves. answered: whether the partner is known to be present."""
-        self._announced_at = self.moved = self._now()
+        self._announced_at = self.progressed_at = self._now()
         self.deadline, self.answered = deadline, answered
 
     def note_ready(self, *, first: bool) -> None:
         """Note an announcement of the partner; only the first one is progress."""
         if first:
-            self.moved = self._ready_at = self._now()
+            self.progressed_at = self._ready_at = self._now()
         self._received = 0
 
     def note_data(self, count: int) -> None:
         """Note received bytes."""
         self._received += count
-        self.moved = self._now()
+        self.progressed_at = self._now()
 
     def note_link(self, linked: bool) -> None:
         """Note a new or broken link."""
-        self.linked, self.moved = linked, self._now()
+        self.linked, self.progressed_at = linked, self._now()
 
     def exhausted(self, *, ready: bool, extra: float = 0.0) -> str:
         """Return the reason to give the partner up, or "".
@@ -61,7 +61,7 @@ class PartnerPatience:
         ready: whether it has announced itself. extra: seconds that a ready one gets in addition.
         """
         now = self._now()
-        if not self.linked and now > self.moved + self._patience:
+        if not self.linked and now > self.progressed_at + self._patience:
             return "unreachable"
         if ready:
             return STALLED if now > self._due + extra else ""
@@ -76,4 +76,4 @@ class PartnerPatience:
         Then its next chunk is overdue, or the whole transfer is too slow.
         """
         longest = max(GIVE_UP * self._patience, self._received / RATE)
-        return min(self.moved + STALL * self._patience, max(self._ready_at, self._announced_at) + longest)
+        return min(self.progressed_at + STALL * self._patience, max(self._ready_at, self._announced_at) + longest)

@@ -57,7 +57,7 @@ class Repair:
 
     @property
     def mostly_exhausted(self) -> bool:
-        """True if there is a commit, but most reachable sources have freed its results and moved on."""
+        """True if there is a commit, but most reachable sources have freed its results."""
         sources = self.sources
         return self._agreement.commit is not None and 2 * len(self._spent.intersection(sources)) > len(sources)
 
@@ -127,7 +127,7 @@ class Repair:
             # There may be pauses: asking other sources, too, would cost the swarm the same bytes again. If no source could be
             # reached at the commit, the first one that can is asked at once.
             wait = min(LATEST / patience, 2.0 ** min(8, self._requests.tries)) if self._requests.tries else 0.0
-        if now >= max(self._requests.at, self._data_plane.progress.moved) + wait * patience:
+        if now >= max(self._requests.at, self._data_plane.progress.progressed_at) + wait * patience:
             self._fetch_all()
 
     def _fetch_claims(self, now: float) -> None:

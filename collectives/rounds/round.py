@@ -194,9 +194,9 @@ class Round:
         return bool(self._repair.missing_results) and not set(self._repair.voters).difference(without)
 
     @property
-    def moved(self) -> float:
+    def progressed_at(self) -> float:
         """Time at which useful data last arrived."""
-        return self.data_plane.progress.moved
+        return self.data_plane.progress.progressed_at
 
     @property
     def complete(self) -> bool:
@@ -250,7 +250,7 @@ class Round:
 
     @property
     def mostly_exhausted(self) -> bool:
-        """True if there is a commit, but most reachable sources have freed its results and moved on."""
+        """True if there is a commit, but most reachable sources have freed its results."""
         return self._repair.mostly_exhausted
 
     @property
@@ -285,12 +285,18 @@ class Round:
             data_plane.tick()
         if proposal is not None and not committed and self._repair.unproved(now):
             self.agreement.refuse_leader(proposal)
-        if proposal is not None and not committed and data_plane.waits and now >= data_plane.progress.moved + patience:
+        if (
+            proposal is not None
+            and not committed
+            and data_plane.waits
+            and now >= data_plane.progress.progressed_at + patience
+        ):
             if self.me in proposal.alive and self._accused != proposal.ballot:
                 found = data_plane.culprit(proposal)
                 early = (
                     found is not None
-                    and now < data_plane.progress.moved + data_plane.accusation_patiences.get(found[1], 1) * patience
+                    and now
+                    < data_plane.progress.progressed_at + data_plane.accusation_patiences.get(found[1], 1) * patience
                 )
                 if not early:
                     self._accused = proposal.ballot

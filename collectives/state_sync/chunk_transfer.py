@@ -71,11 +71,11 @@ class PartialState:
 class _Source:
     """Source of chunks.
 
-    moved: time of its last chunk, or of the request after which it owes one. longest: seconds that it has for its next
+    progressed_at: time of its last chunk, or of the request after which it owes one. longest: seconds that it has for its next
     chunk, whatever other sources send meanwhile. owed: number of chunks requested from it.
     """
 
-    moved: float
+    progressed_at: float
     longest: float
     owed: int = 0
     late: bool = False
@@ -83,7 +83,7 @@ class _Source:
     @property
     def due(self) -> float:
         """Time at which it becomes late."""
-        return self.moved + self.longest
+        return self.progressed_at + self.longest
 
     @property
     def awaited(self) -> bool:
@@ -158,7 +158,7 @@ class ChunkTransfer:
             owing.append(peer)
             source = self._sources[peer]
             if not source.owed:
-                source.moved = self._now()
+                source.progressed_at = self._now()
             source.owed += 1
             self._send(peer, StateFetch(self._round, index, self._fragment))
 
@@ -190,11 +190,11 @@ class ChunkTransfer:
         source.owed -= 1
         if self._is_right(index, frame):
             self._store(index)
-            source.longest = min(LATEST, max(source.longest, SLOWER * (now - source.moved)))
-            self._last = source.moved = now
+            source.longest = min(LATEST, max(source.longest, SLOWER * (now - source.progressed_at)))
+            self._last = source.progressed_at = now
             source.late = False
         else:
-            if len(frame.payload):  # otherwise the source has moved on to the state of a later round
+            if len(frame.payload):  # otherwise the source has only the state of a later round
                 self._partial.liars.add(peer)
             self._give_up(peer)
 

@@ -50,16 +50,16 @@ class PieceRequests:
         pieces: Iterable[MissingPiece],
         live: Collection[PeerId],
         *,
-        moved: float,
+        progressed_at: float,
         now: float,
         patience: float,
     ) -> dict[PeerId, list[int]]:
         """Return which peer to ask for which slots.
 
-        live: peers with a link. moved: time when useful data last arrived. A piece is requested if it is late, or if the
-        peer that should send it has no link.
+        live: peers with a link. progressed_at: time when useful data last arrived. A piece is requested if it is late, or if
+        the peer that should send it has no link.
         """
-        late = now >= moved + LATE * patience and now >= min(self._again, self._requests.at + LATE * patience)
+        late = now >= progressed_at + LATE * patience and now >= min(self._again, self._requests.at + LATE * patience)
         parts: dict[PeerId, list[int]] = {}
         missing, again = [], math.inf
         for slot, piece, source, helper in pieces:

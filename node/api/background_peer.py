@@ -271,8 +271,8 @@ class BackgroundPeer:
             self.steps = peer.workload.steps(self._report.speed)
         committed, kept = outcome.commit is not None, outcome.kept + outcome.merged
         # Compare last: the digest of a new round is computed later.
-        moved = not (committed or outcome.taken or peer.rounds.follows) and peer.replica.contents != before
-        adopted = committed or outcome.dropped or moved
+        changed = not (committed or outcome.taken or peer.rounds.follows) and peer.replica.contents != before
+        adopted = committed or outcome.dropped or changed
         if adopted or outcome.taken:
             self._uncounted_weight = kept
         before_up, before_down = self._traffic

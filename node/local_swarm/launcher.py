@@ -138,7 +138,7 @@ class LocalSwarm:
             self._start_peer(["start", str(self.file), "--wait-for", str(self.count), *self._weight_options])
         )
         self._news = News(time.monotonic())
-        moved, written = time.monotonic(), 0
+        progressed_at, written = time.monotonic(), 0
         while any(child.code is None for child in self._children()):
             for child in self._children():
                 child.poll()
@@ -148,10 +148,10 @@ class LocalSwarm:
             display.show(self.snapshot())
             events = sum(len(child.analysis.events) for child in self._children())
             if events != written:
-                moved, written = time.monotonic(), events
+                progressed_at, written = time.monotonic(), events
             limit = STALL_SECONDS if len(self.peers) >= self.count else LOADING_SECONDS
             limit = END_SECONDS if self.stopped else limit
-            if time.monotonic() > moved + limit:
+            if time.monotonic() > progressed_at + limit:
                 if self.stopped:
                     return
                 raise LocalError(

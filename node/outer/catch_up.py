@@ -144,7 +144,7 @@ class CatchUp:
         proved, committed = bool(lineages.ahead()), current.agreement.commit is not None
         if not proved:
             waits = committed and not current.exhausted
-            for peer in self._claims.unproved(self._replica.round, current.moved, patience, waits=waits):
+            for peer in self._claims.unproved(self._replica.round, current.progressed_at, patience, waits=waits):
                 self._send_queue.control(peer, Ask(current.round, self._fragment))
                 lineages.ask(peer)
         if committed:
@@ -158,7 +158,7 @@ class CatchUp:
             return
         if self._proved_since is None:
             self._proved_since = self._now()
-        if self._now() >= max(self._proved_since, current.moved) + patience:
+        if self._now() >= max(self._proved_since, current.progressed_at) + patience:
             self._give_way(current)
 
     def outdated(self) -> bool:

@@ -56,14 +56,14 @@ class ProgressClaims:
         later = {peer for peer, seen in self._seen.items() if seen > round}
         return later | {peer for peer, claimed in self._claims.items() if claimed >= round}
 
-    def unproved(self, round: int, moved: float, patience: float, *, waits: bool) -> list[PeerId]:
+    def unproved(self, round: int, progressed_at: float, patience: float, *, waits: bool) -> list[PeerId]:
         """Return the peers to ask for a proof now: each once in a patience, at most ASKED at a time.
 
-        These are the peers that claim to have committed a later round, unless this peer `waits` only for results. If our round
-        has made no progress since the time `moved`, for a patience, these are all peers that seem to be ahead. `round`: the
-        last one that we have.
+        `round`: the last one that we have. `progressed_at`: time of the last progress of our round. These are the peers that
+        claim to have committed a later round, unless this peer `waits` only for results; after a patience without progress
+        they are all peers that seem to be ahead.
         """
-        now, still = self._now(), self._now() >= moved + patience
+        now, still = self._now(), self._now() >= progressed_at + patience
         claim = {peer for peer, claimed in self._claims.items() if claimed > round and (still or not waits)}
         imply = {peer for peer, seen in self._seen.items() if seen > round + 1 and still}
         due = [peer for peer in sorted(claim | imply) if now >= self._questioned.get(peer, -patience) + patience]

@@ -199,8 +199,8 @@ class PeerLifecycle:
         past = outcome.commit is not None or outcome.dropped or outcome.taken
         # Without a barrier the state may have changed through rounds of others. A round that was just made has no
         # digest yet.
-        moved = not past and not peer.rounds.follows and peer.replica.contents != before
-        if past or moved:
+        changed = not past and not peer.rounds.follows and peer.replica.contents != before
+        if past or changed:
             # The rest of the tokens went into a round, or is lost.
             self._tokens = min(self._tokens, outcome.kept) + outcome.merged
             if outcome.commit is None and not outcome.taken:

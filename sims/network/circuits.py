@@ -179,7 +179,7 @@ class RelayedLink(Link):
                 relay.traffic.bulk_down += packet.size
             else:
                 relay.traffic.control_down += packet.size
-            self._connections[0].end.splice.moved(packet.size)
+            self._connections[0].end.splice.relayed(packet.size)
             if self.up:  # the relay may have passed on all that it lends
                 onward.uplink.send(onward, packet)
 

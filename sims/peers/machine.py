@@ -313,9 +313,9 @@ class Process:
 
     async def _learn(self, manifest: Manifest) -> Learner:
         world, spec = self.machine.world, self.machine.spec
-        moved, self.machine.seat = self.machine.seat, None
+        new_seat, self.machine.seat = self.machine.seat, None
         origin = world.machines[spec.origin].identity.peer_id
-        chosen, vocab = await seated(self.peer, manifest, spec, origin, world.folder, moved)
+        chosen, vocab = await seated(self.peer, manifest, spec, origin, world.folder, new_seat)
         if chosen is None:
             self.peer.hold(spec.held)
             self.learner = world.learner(self.machine, manifest)

@@ -90,17 +90,17 @@ def staged(
 
 
 async def seated(
-    peer: Peer, manifest: Manifest, spec: PeerSpec, origin: PeerId, cache: Path, moved: Seat | None
+    peer: Peer, manifest: Manifest, spec: PeerSpec, origin: PeerId, cache: Path, new_seat: Seat | None
 ) -> tuple[Seat | None, int]:
     """Return the seat of a simulated peer (None: the whole model) and the token ids of its tokenizer.
 
-    `moved`: the seat that it moves to from another one.
+    `new_seat`: the seat that it moves to from another one.
     """
     if not manifest.pipeline.stages:
         return None, 0
     vocab = load_tokenizer(manifest.data.tokenizer, cache, manifest.data.tokenizer_hash).vocab
-    if moved is not None or spec.stage is not None:
-        given = moved or Seat(spec.stage or 0, origin)
+    if new_seat is not None or spec.stage is not None:
+        given = new_seat or Seat(spec.stage or 0, origin)
         peer.announce(given.code())
         return given, vocab
     return await seat(peer, manifest, vocab, limit=spec.memory or math.inf), vocab

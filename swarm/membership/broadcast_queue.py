@@ -78,7 +78,7 @@ class BroadcastQueue:
         chosen: list[bytes] = []
         if not self._valid:
             return chosen
-        moved: list[tuple[int, Item]] = []
+        raised: list[tuple[int, Item]] = []
         skips, valid, levels = SKIPS, self._valid, self._levels
         # Skipped items stay, except those that were sent `times` times already: `times` falls when the swarm shrinks.
         full = self._smallest if len(levels) <= times else 0
@@ -96,14 +96,14 @@ class BroadcastQueue:
                     chosen.append(item)
                     del level[place]
                     if sent + 1 < times and sent + 1 < limit:
-                        moved.append((sent + 1, one))
+                        raised.append((sent + 1, one))
                     else:
                         self.forget(subject)
                 else:
                     skips -= 1
                     if sent >= times:
                         self.forget(subject)
-        for sent, one in moved:
+        for sent, one in raised:
             if sent == len(levels):
                 levels.append([])
             level = levels[sent]

@@ -9,7 +9,7 @@ from thinwire.swarm.identity.peer_record import PeerRecord, RecordError
 from thinwire.swarm.membership import gossip_items
 from thinwire.swarm.membership.gossip_items import Accusation, Departure
 from thinwire.swarm.membership.peer_table import PeerEntry
-from thinwire.swarm.membership.suspicion import Bucket
+from thinwire.swarm.membership.suspicion import TokenBucket
 from thinwire.swarm.membership.transitions import Transitions
 from thinwire.swarm.messages.registry import PeerId
 
@@ -36,8 +36,8 @@ class GossipIntake:
     def __init__(self, transitions: Transitions, run_id: bytes, wall: Callable[[], int], now: float) -> None:
         self._transitions, self._run_id, self._wall = transitions, run_id, wall
         self._table = transitions.table
-        self._budget = Bucket(VERIFY_RATE, VERIFY_RATE * VERIFY_BURST, VERIFY_RATE * VERIFY_BURST, now)
-        self._budgets: dict[PeerId, Bucket] = {}
+        self._budget = TokenBucket(VERIFY_RATE, VERIFY_RATE * VERIFY_BURST, VERIFY_RATE * VERIFY_BURST, now)
+        self._budgets: dict[PeerId, TokenBucket] = {}
         self._requested_from: PeerId | None = None
         self._unbudgeted = 0
         """Number of further records of the requested table that are checked without a budget."""
@@ -99,7 +99,7 @@ class GossipIntake:
             return True
         if source not in self._budgets:
             depth = VERIFY_RATE_SOURCE * VERIFY_BURST
-            self._budgets[source] = Bucket(VERIFY_RATE_SOURCE, depth, depth, now)
+            self._budgets[source] = TokenBucket(VERIFY_RATE_SOURCE, depth, depth, now)
         return self._budgets[source].take(now) and self._budget.take(now)
 
     def _record(self, source: PeerId, item: bytes, now: float, table: bool) -> PeerRecord | None:

@@ -85,7 +85,7 @@ class Awareness:
 
 
 @dataclass(slots=True)
-class Bucket:
+class TokenBucket:
     """Token bucket that gains `rate` tokens per second and holds at most `depth`."""
 
     rate: float
@@ -116,7 +116,7 @@ class AccuserCredits:
     def __init__(self, preset: Preset) -> None:
         self._preset = preset
         self._open: dict[PeerId, int] = {}
-        self._credit: dict[PeerId, Bucket] = {}
+        self._credit: dict[PeerId, TokenBucket] = {}
 
     def admits(self, accuser: PeerId, now: float) -> bool:
         """Return True if one more accusation of this accuser may count."""
@@ -135,7 +135,7 @@ class AccuserCredits:
                 del self._open[accuser]
             if refuted:
                 depth = float(self._preset.credit)
-                fresh = Bucket(1.0 / self._preset.credit_period, depth, depth, now)
+                fresh = TokenBucket(1.0 / self._preset.credit_period, depth, depth, now)
                 self._credit.setdefault(accuser, fresh).take(now)
 
 

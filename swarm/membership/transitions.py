@@ -128,7 +128,7 @@ class Transitions:
             self.bans.ban_for_records(entry, record, now)
         if not entry.is_older_than(record):
             return False
-        peer, was, moved = record.peer_id, entry.state, record.addresses != entry.record.addresses
+        peer, was, readdressed = record.peer_id, entry.state, record.addresses != entry.record.addresses
         self.table.known_items.discard(entry.record.item)
         self._suspects.end(peer, now, refuted=True)
         entry.record, entry.state_item = record, b""
@@ -139,7 +139,7 @@ class Transitions:
         self._spread(record, first_table)
         if was == "suspect":
             self.events.append(Event("refuted", peer))
-        if moved:
+        if readdressed:
             self.events.append(Event("updated", peer, ", ".join(record.addresses)))
         return False
 

@@ -233,7 +233,7 @@ def test_ring_allreduce_takes_closed_form_time(peers, latency, chunks, near):
         await asyncio.gather(*(group.averagers[i].average(given[i]) for i in range(peers)))
         rounds = [averager.past for averager in group.averagers]
         assert all(len(past.data_plane.proposal.order) == peers for past in rounds)
-        return max(past.moved for past in rounds) - max(past.opened_at for past in rounds)
+        return max(past.progressed_at for past in rounds) - max(past.opened_at for past in rounds)
 
     codec = dense("fp32")
     cut = grid(total, codec)

@@ -378,7 +378,9 @@ class AllGather(DataPlane):
             if self.results.expected_hash(slot) is not None
         ]
         live = self.agreement.reachable
-        found = self._requests.plan(proposal, pieces, live, moved=self.progress.moved, now=now, patience=patience)
+        found = self._requests.plan(
+            proposal, pieces, live, progressed_at=self.progress.progressed_at, now=now, patience=patience
+        )
         for peer, part in found.items():
             self._send_queue.control(peer, Fetch(self.round, self.fragment, self._key, tuple(part)))
 

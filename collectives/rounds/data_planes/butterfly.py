@@ -306,7 +306,7 @@ class Butterfly(DataPlane):
         self.results.put(index, result, found)
         self._records.note_computed(index)
         self.progress.arrived()
-        self._pace.arrived(self.me, self.progress.moved)
+        self._pace.arrived(self.me, self.progress.progressed_at)
         self.check()
         if self.proposal is not None:
             self._send_result(self.proposal, index, self._result_receivers(self.proposal, index))
@@ -361,7 +361,7 @@ class Butterfly(DataPlane):
         elif taken:
             self.progress.arrived()
             if sender == self.owners[index]:
-                self._pace.arrived(sender, self.progress.moved)
+                self._pace.arrived(sender, self.progress.progressed_at)
             if self.proposal is not None:
                 self._send_result(self.proposal, index, self._result_receivers(self.proposal, index))
             self.check()

@@ -1,4 +1,4 @@
-"""Progress of a round's data at one peer: when useful data last moved, and which peers are late."""
+"""Progress of a round's data at one peer: when useful data last arrived, and which peers are late."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TransferProgress:
         self, agreement: Agreement, send_queue: SendQueue, now: Callable[[], float], *, compares: bool = True
     ) -> None:
         self._agreement, self._send_queue, self._now, self._compares = agreement, send_queue, now, compares
-        self.moved = 0.0
+        self.progressed_at = 0.0
         """Time when useful data last arrived or was being received."""
         self._whole = 0.0
         """Time when useful data last arrived completely."""
@@ -73,9 +73,9 @@ class TransferProgress:
 
     def begin(self) -> None:
         """Begin a ballot."""
-        self.moved = self._whole = self._now()
-        self._contributors.begin(self.moved)
-        self._owners.begin(self.moved)
+        self.progressed_at = self._whole = self._now()
+        self._contributors.begin(self.progressed_at)
+        self._owners.begin(self.progressed_at)
 
     def arrived(self) -> None:
         """Note useful data."""
@@ -140,5 +140,5 @@ class TransferProgress:
         return min(took, 2 * half) if late and half else took
 
     def _move(self) -> None:
-        self.moved = self._now()
-        self._agreement.progress(self.moved)
+        self.progressed_at = self._now()
+        self._agreement.progress(self.progressed_at)

@@ -85,7 +85,7 @@ class Relay:
 
     def _grant(self, asker: PeerId, pair: Pair) -> bytes:
         limits = self._limits
-        token, splice = self._draw(TOKEN_BYTES), Splice(asker, pair, self._rate_limit, self._moved, self._ended)
+        token, splice = self._draw(TOKEN_BYTES), Splice(asker, pair, self._rate_limit, self._relayed, self._ended)
         self._circuits[splice] = None
         self._waiting[name := name_of(token)] = splice
         self._active.setdefault(pair, self._loop.time())
@@ -107,7 +107,7 @@ class Relay:
         if (splice := self._waiting.pop(name, None)) is not None:
             splice.close()
 
-    def _moved(self, pair: Pair, count: int) -> None:
+    def _relayed(self, pair: Pair, count: int) -> None:
         self.carried += count
         if pair in self._active:
             self._active[pair] = self._loop.time()

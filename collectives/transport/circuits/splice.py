@@ -23,7 +23,7 @@ LINGER = 5.0
 class Splice:
     """Circuit of one pair: at most two ends.
 
-    `ended(splice)` is called once, `moved(pair, count)` for each piece.
+    `ended(splice)` is called once, `relayed(pair, count)` for each piece.
     """
 
     def __init__(
@@ -31,14 +31,14 @@ class Splice:
         asker: PeerId,
         pair: frozenset[PeerId],
         rate_limit: RateLimit,
-        moved: Callable[[frozenset[PeerId], int], None],
+        relayed: Callable[[frozenset[PeerId], int], None],
         ended: Callable[[Splice], None],
     ) -> None:
         self.asker, self.pair = asker, pair
         self.rate_limit = rate_limit
         self.ends: list[End] = []
         self.over = False
-        self._moved, self._report_end = moved, ended
+        self._relayed, self._report_end = relayed, ended
 
     def end(self) -> End:
         """Return the protocol of the next end. Call at most twice."""
@@ -56,9 +56,9 @@ class Splice:
             for end in self.ends:
                 end.start()
 
-    def moved(self, count: int) -> None:
+    def relayed(self, count: int) -> None:
         """Count passed bytes."""
-        self._moved(self.pair, count)
+        self._relayed(self.pair, count)
 
     def other(self, end: End) -> End | None:
         """Return the opposite end, if there is one."""
@@ -127,7 +127,7 @@ class End(asyncio.BufferedProtocol):
         other = self.splice.other(self)
         if other is not None and other.transport is not None and not other.transport.is_closing():
             other.transport.write(data)
-            self.splice.moved(len(data))
+            self.splice.relayed(len(data))
 
     def pause_writing(self) -> None:
         self._hold_back_other(True)

@@ -39,7 +39,7 @@ class LinkRates:
     def __init__(self) -> None:
         self._rates: dict[PeerId, tuple[float, float]] = {}
         self._waiting: set[PeerId] = set()
-        self._began, self._moved = 0.0, 0
+        self._began, self._nbytes = 0.0, 0
 
     def rates(self, now: float) -> Mapping[PeerId, float]:
         """Return the known rates of the paths to other peers, in bytes/s."""
@@ -49,13 +49,13 @@ class LinkRates:
         """Note that frames wait for a peer."""
         self._learn(now)
         self._waiting.add(peer)
-        self._began, self._moved = now, 0
+        self._began, self._nbytes = now, 0
 
     def over(self, peer: PeerId, now: float) -> None:
         """Note that all frames for a peer were sent or dropped."""
         self._learn(now)
         self._waiting.discard(peer)
-        self._began, self._moved = now, 0
+        self._began, self._nbytes = now, 0
 
     def sent(self, peer: PeerId, nbytes: int, now: float) -> None:
         """Count a sent frame.
@@ -63,15 +63,15 @@ class LinkRates:
         A frame sent at once to another peer while frames wait uses the same uplink and restarts the measurement.
         """
         if peer in self._waiting:
-            self._moved += nbytes
+            self._nbytes += nbytes
         elif self._waiting and nbytes:
-            self._began, self._moved = now, 0
+            self._began, self._nbytes = now, 0
 
     def _learn(self, now: float) -> None:
-        if len(self._waiting) != 1 or self._moved < LEAST or now - self._began < SHORTEST:
+        if len(self._waiting) != 1 or self._nbytes < LEAST or now - self._began < SHORTEST:
             return
         (peer,) = self._waiting
-        found, known = self._moved / (now - self._began), self.rates(now).get(peer, 0.0)
+        found, known = self._nbytes / (now - self._began), self.rates(now).get(peer, 0.0)
         self._rates.pop(peer, None)
         if len(self._rates) >= KEPT:
             del self._rates[next(iter(self._rates))]

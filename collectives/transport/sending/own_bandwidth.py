@@ -1,4 +1,4 @@
-"""Estimate of a peer's uplink and downlink from the bytes that real transfers moved.
+"""Estimate of a peer's uplink and downlink from the bytes of real transfers.
 
 It sends no probes and needs no clock or socket. Between two rounds a link is mostly idle, and during a round it mostly
 waits for slower links. So the measure is the densest stretch: the shortest time in which a quarter of all bytes since
@@ -101,19 +101,19 @@ def _follow(known: int, found: float) -> int:
     return min(CEILING, max(1, int(known + part * (found - known))))
 
 
-def densest(times: Sequence[float], moved: Sequence[int], base: int) -> float:
+def densest(times: Sequence[float], totals: Sequence[int], base: int) -> float:
     """Return bytes/s of the densest stretch with 1/PART of all bytes.
 
-    `moved` holds running totals that start at `base`. Returns 0.0 if there is no stretch, or it is too short.
+    `totals` holds running totals that start at `base`. Returns 0.0 if there is no stretch, or it is too short.
     """
-    if not moved or moved[-1] - base < LEAST:
+    if not totals or totals[-1] - base < LEAST:
         return 0.0
-    least = (moved[-1] - base) / PART
+    least = (totals[-1] - base) / PART
     best, first = 0.0, 0
-    for last in range(1, len(moved)):
-        while moved[last] - moved[first + 1] >= least:
+    for last in range(1, len(totals)):
+        while totals[last] - totals[first + 1] >= least:
             first += 1
-        if (nbytes := moved[last] - moved[first]) >= least:
+        if (nbytes := totals[last] - totals[first]) >= least:
             if (seconds := times[last] - times[first]) < SHORTEST:
                 return 0.0
             best = max(best, nbytes / seconds)

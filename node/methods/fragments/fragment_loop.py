@@ -168,7 +168,7 @@ class FragmentLoop(RoundLoop):
         schedule, pending = self.schedules[number], number in self._pending
         return (
             self._bounded
-            and schedule.loop.session.replica.round + (pending and not schedule.moved.is_set()) >= schedule.last
+            and schedule.loop.session.replica.round + (pending and not schedule.stepped.is_set()) >= schedule.last
         )
 
     def _next_turn(self) -> int:
@@ -281,7 +281,7 @@ class FragmentLoop(RoundLoop):
             return
         session = pending.schedule.loop.session
         stalled = session.quorum_wait.begun
-        later = [one.schedule.moved for one in self._pending.values() if one.turn > pending.turn]
+        later = [one.schedule.stepped for one in self._pending.values() if one.turn > pending.turn]
         if not pending.schedule.begun_without_us:
             missed = [event for number, event in self._session.committed.items() if number not in self._pending]
             events = [event.wait() for event in (*later, *missed, stalled)]

@@ -199,7 +199,7 @@ class FragmentReplicas:
         return turn_of(number, done - 1, self.count) + 1 if done else 0
 
     def after(self, outcome: Outcome) -> tuple[int, tuple[PeerId, ...], Digest]:
-        """Return turn, members and digest of the fragment that `outcome` has moved."""
+        """Return turn, members and digest of the fragment of the outer step of `outcome`."""
         assert outcome.commit is not None
         number = outcome.commit.proposal.fragment
         replica = self.fragments[number].replica

@@ -48,7 +48,7 @@ class ModelLock:
 class FragmentSchedule(Overlap):
     """Rounds of one fragment, one for each call of `OuterLoop.sync`.
 
-    `was_read`: set after the model has been read. `due`: set when the model is to follow. `moved`: set after the outer
+    `was_read`: set after the model has been read. `due`: set when the model is to follow. `stepped`: set after the outer
     step of the replica. `last`: number of this fragment's last round in the run, 0 for none. `owed`: tokens trained
     since the fragment was last sent. `sent`: the part of them that is in the round in progress. `unbooked`: tokens trained
     in this turn, which the next turn adds to `owed`; until then `owed` may lack them, and be negative.
@@ -59,7 +59,7 @@ class FragmentSchedule(Overlap):
         self.last, self.owed, self.sent, self.unbooked = last, 0, 0, 0
         self._alpha, self._most, self._lock = manifest.method(Streaming).local_mix, manifest.max_weight, lock
         self._overlaps = manifest.overlap > 0
-        self.was_read, self.due, self.moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.was_read, self.due, self.stepped = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.begun_without_us = self.forgoes = self.fetched = self._unsent = False
         """begun_without_us: the others have completed the round. fetched: a state came after `begin`.
 
@@ -69,7 +69,7 @@ class FragmentSchedule(Overlap):
     def begin(self) -> None:
         """Prepare for the next round."""
         self.begun_without_us = self.fetched = self._unsent = False
-        for event in (self.was_read, self.due, self.moved):
+        for event in (self.was_read, self.due, self.stepped):
             event.clear()
 
     async def until_due(self) -> None:
@@ -96,9 +96,9 @@ class FragmentSchedule(Overlap):
         self.was_read.set()
         return await super().average(average)
 
-    async def _move(self, outcome: Outcome) -> None:
-        await super()._move(outcome)
-        self.moved.set()
+    async def _outer_step(self, outcome: Outcome) -> None:
+        await super()._outer_step(outcome)
+        self.stepped.set()
 
     async def late(self, weight: int) -> None:
         """Account for a round without us; the tokens that training adds before the model follows are unknown."""

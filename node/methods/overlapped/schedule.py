@@ -1,6 +1,6 @@
 """Schedule of methods that train while a round is in progress.
 
-The outer state moves when the round commits, so that a joiner is offered one state and the next round can begin. The
+The outer step is made when the round commits, so that a joiner is offered one state and the next round can begin. The
 model follows when its inner steps allow. If the round has not committed by then, training waits, because the next
 contribution is measured from its result. If that wait is given up, training continues, and the announced round is
 applied when it commits.
@@ -35,14 +35,14 @@ class Overlap(Schedule):
         kept: its other part, if the commit of an earlier announcement is applied.
         """
         self._ahead: Outcome | None = None
-        """Outcome of a round that the outer state has followed, but not the model."""
+        """Outcome of a round whose outer step has been made, but which the model has not followed."""
 
     async def sync(self, weight: int, loss: float, speed: float, meanwhile: Meanwhile | None) -> Outcome:
         """Run one round; `kept` of the outcome is the part of `weight` that is only in the model."""
         self._given, self._kept, self._meanwhile = weight, 0, meanwhile
         outcome = self._ahead
         if outcome is not None:
-            # The previous call was cancelled after the outer state had moved: report that round now.
+            # The previous call was cancelled after the outer step: report that round now.
             await self.late(weight)
             await uninterrupted(self.commit(outcome))
         else:
@@ -67,7 +67,7 @@ class Overlap(Schedule):
         self._announced = self._given
         if self._meanwhile is None or not self._trains_on:
             return await super().average(average)
-        settling = asyncio.ensure_future(self._average_and_move(average))
+        settling = asyncio.ensure_future(self._average_and_step(average))
         try:
             await self._meanwhile()
             await self.loop.session.until_given_up((settling,), self.loop.give_up)
@@ -77,15 +77,15 @@ class Overlap(Schedule):
             await cancelled(settling)
         return self._ahead or Outcome()  # a step that has begun is completed
 
-    async def _average_and_move(self, average: Average) -> Outcome:
+    async def _average_and_step(self, average: Average) -> Outcome:
         outcome = await average(None)
         if outcome.commit is not None:
             self._ahead = outcome
-            await uninterrupted(self._move(outcome))
+            await uninterrupted(self._outer_step(outcome))
         return outcome
 
-    async def _move(self, outcome: Outcome) -> None:
-        """Move the outer state and begin the next round."""
+    async def _outer_step(self, outcome: Outcome) -> None:
+        """Make the outer step and begin the next round."""
         await self.loop.step(outcome)
         self.loop.session.advance()
 
@@ -101,9 +101,9 @@ class Overlap(Schedule):
         self._ahead, self._announced = None, 0
 
     async def commit(self, outcome: Outcome) -> None:
-        """Move the outer state, unless it has moved already; then let the model follow."""
+        """Make the outer step, unless it has been made already; then let the model follow."""
         if self._ahead is None:
-            await self._move(outcome)
+            await self._outer_step(outcome)
         self._ahead, self._announced = None, 0
         await self._model_follows()
 

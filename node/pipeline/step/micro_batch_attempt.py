@@ -114,5 +114,5 @@ class Attempt:
                 async with asyncio.timeout(left):
                     await self._news.wait()
         if self._failure is None:
-            patience.moved((self.peers[-1], True), self.since)
+            patience.record((self.peers[-1], True), self.since)
         return self._failure or assembly.payload()

@@ -129,7 +129,7 @@ class Origin:
                 self.measurements.passed(peer, message.micro, message.seconds, backward=message.backward)
             leg, since = current.due, current.since
             if current.passed(peer, message, self._now()) and not message.reason and leg[0] == peer:
-                self.stage_holders.done(peer, self._patience.moved(leg, since), backward=message.backward)
+                self.stage_holders.done(peer, self._patience.record(leg, since), backward=message.backward)
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
         """Remove a peer without a link from this step."""

@@ -28,13 +28,13 @@ class Timeouts:
     def __init__(self, now: Callable[[], float], *, first: float, least: float) -> None:
         self._now, self._first, self._least = now, first, least
         self._longest: dict[Leg, float] = {}
-        self._moved: dict[Leg, float] = {}
+        self._last: dict[Leg, float] = {}
 
-    def moved(self, leg: Leg, since: float) -> float:
+    def record(self, leg: Leg, since: float) -> float:
         """Record an event for which the peer had the time from `since` on; return the seconds it took."""
         now = self._now()
-        interval = now - max(since, self._moved.get(leg, 0.0))
-        self._moved[leg] = now
+        interval = now - max(since, self._last.get(leg, 0.0))
+        self._last[leg] = now
         self._longest[leg] = max(interval, FADING * self._longest.get(leg, 0.0))
         return interval
 
@@ -42,7 +42,7 @@ class Timeouts:
         """Return the time at which a peer that started at `since` has stalled."""
         known = self._longest.get(leg)
         bound = self._first if known is None else max(self._least, FACTOR * known)
-        return max(since, self._moved.get(leg, 0.0)) + bound
+        return max(since, self._last.get(leg, 0.0)) + bound
 
     def left(self, leg: Leg, since: float) -> float:
         """Return the seconds until then; 0 if the peer has stalled."""

@@ -153,7 +153,7 @@ class Scene:
             unobtainable=lambda without=(): False,
             missing_results=0,
             unclaimed=False,
-            moved=self.now,
+            progressed_at=self.now,
             follows=False,
             exhausted=False,
         )

@@ -7,6 +7,7 @@ from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network import transport
 
 from benchmarks.pipeline import pipeline
+from benchmarks.pipeline.hollow_section import HollowSection
 
 FRAGMENTS = '[outer]\nmethod = "streaming"\nsync_every = 32\nfragments = 32\noverlap = 5\n'
 EVERY_STEP = "[outer]\nsync_every = 1\n"
@@ -47,7 +48,7 @@ def test_half_of_the_limit_is_enough_for_a_pipeline_of_quick_stages(monkeypatch,
 
     monkeypatch.setattr(FrameLimit, "__init__", begin)
     monkeypatch.setattr(pipeline, "STAGES", count)
-    stages = [pipeline.Hollow(64) for _ in range(count)]
+    stages = [HollowSection(pipeline.VOCABULARY, 64) for _ in range(count)]
     step = pipeline.step(
         stages, "rows(bits=8)", 64, 64, count, rate=125e6, latency=0.0002, unit=0.0005, window=8, steps=40
     )

@@ -17,6 +17,7 @@ from thinwire.node.pipeline.planner.problem import Problem
 from thinwire.sims.engine import virtual_loop
 
 from benchmarks.pipeline import skippipe
+from benchmarks.pipeline.hollow_section import HollowSection
 
 MICROS, ROOM = 12, 3
 
@@ -149,7 +150,10 @@ def test_hosts_move_to_slow_stage_without_emptying_another():
             """Between two steps, like a host that ends its process and starts another."""
             stage_holders.holders[source].remove(peer)
             await asyncio.sleep(3.0)
-            host, own = next(host for host in replica.hosts if host.me == peer), skippipe.Hollow()
+            host, own = (
+                next(host for host in replica.hosts if host.me == peer),
+                HollowSection(skippipe.VOCABULARY, skippipe.WIDTH),
+            )
             host.stage, host.layers, host.update = target, Stage(own), StageOptimizer(own, skippipe.INNER)
             stage_holders.holders[target].append(peer)
 

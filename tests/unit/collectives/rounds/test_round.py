@@ -419,7 +419,7 @@ def test_changed_record_is_no_progress(harness):
         chunk = (first, second)[at % 2]
         harness.on_message(LEADER, ResultRecord(1, 0, FIRST, (0,), hashes_of([chunk])))
         harness.on_message(LEADER, Result(1, 0, FIRST, 0), chunk)
-    assert harness.round.moved == 0.0 and bytes(harness.round.results[0]) == first
+    assert harness.round.progressed_at == 0.0 and bytes(harness.round.results[0]) == first
 
 
 def test_unneeded_chunk_is_no_progress(harness):
@@ -427,9 +427,9 @@ def test_unneeded_chunk_is_no_progress(harness):
         harness.now = float(attempt)
         harness.on_message(OTHER, ready(harness.sources[OTHER], attempt))
         harness.chunk(OTHER, 2, attempt=attempt)
-    assert harness.round.moved == 0.0
+    assert harness.round.progressed_at == 0.0
     harness.chunk(LEADER, 2)
-    assert harness.round.moved == harness.now
+    assert harness.round.progressed_at == harness.now
 
 
 def test_owner_that_lost_chunks_or_signed_other_results_has_failed(harness):

@@ -24,9 +24,9 @@ class Requests:
         self.plan = RelayPlan(me)
         self.requests = PieceRequests(self.plan)
 
-    def ask(self, now, *pieces, without=(), moved=10.0):
+    def ask(self, now, *pieces, without=(), progressed_at=10.0):
         live = set(IDS).difference(without)
-        return self.requests.plan(OPENED, pieces, live, moved=moved, now=now, patience=PATIENCE)
+        return self.requests.plan(OPENED, pieces, live, progressed_at=progressed_at, now=now, patience=PATIENCE)
 
 
 def asked(parts):

@@ -37,7 +37,7 @@ class Here:
         )
         self.current = SimpleNamespace(
             round=4,
-            moved=0.0,
+            progressed_at=0.0,
             mostly_exhausted=False,
             unobtainable=lambda: False,
             exhausted=False,
@@ -112,7 +112,7 @@ def test_proved_round_counts_after_a_patience_without_help():
     here = Here()
     here.ahead = [ANN]
     assert not here.look(0.0) and not here.look(PATIENCE - 0.1)
-    here.current.moved = here.now
+    here.current.progressed_at = here.now
     assert not here.look(PATIENCE - 0.1) and here.look(0.1)
     assert not here.asked, "the proof is there"
 
@@ -175,7 +175,7 @@ def test_peer_whose_results_no_reachable_voter_has_fetches_the_newer_state_soon(
 def test_peer_with_a_commit_asks_for_a_proof_at_once_if_no_source_has_its_results(exhausted):
     """If only most of them do not, the others may send with pauses."""
     here = Here()
-    here.current.moved, here.current.agreement.commit, here.current.mostly_exhausted = here.now, object(), True
+    here.current.progressed_at, here.current.agreement.commit, here.current.mostly_exhausted = here.now, object(), True
     here.current.exhausted = exhausted
     here.catch_up.claimed(ANN, 6)
     here.look(0.0)

@@ -134,19 +134,19 @@ def test_bandwidth_is_valid_for_any_samples(steps):
 
 @given(st.lists(st.tuples(st.floats(0.01, 10), st.integers(1, 10**7)), min_size=1, max_size=30), st.integers(0, 10**6))
 def test_densest_stretch_gives_the_bandwidth(steps, first):
-    times, moved, now, total = [0.0], [first], 0.0, first
+    times, totals, now, total = [0.0], [first], 0.0, first
     for seconds, nbytes in steps:
         now, total = now + seconds, total + nbytes
         times.append(now)
-        moved.append(total)
-    pairs = [(i, j) for j in range(len(times)) for i in range(j) if 4 * (moved[j] - moved[i]) >= total]
-    every = [(moved[j] - moved[i]) / (times[j] - times[i]) for i, j in pairs]
-    found = densest(times, moved, 0)
+        totals.append(total)
+    pairs = [(i, j) for j in range(len(times)) for i in range(j) if 4 * (totals[j] - totals[i]) >= total]
+    every = [(totals[j] - totals[i]) / (times[j] - times[i]) for i, j in pairs]
+    found = densest(times, totals, 0)
     fast = any(times[j] - times[i] < SHORTEST for i, j in pairs)
     if total < LEAST or not every or fast:
         assert found == 0
     else:
         # The shortest sufficient intervals end at every sample; none is missed.
         assert 0 < found <= max(every) * (1 + 1e-9)
-        shortest = max((moved[j] - moved[i]) / (times[j] - times[i]) for i, j in pairs if (i + 1, j) not in pairs)
+        shortest = max((totals[j] - totals[i]) / (times[j] - times[i]) for i, j in pairs if (i + 1, j) not in pairs)
         assert found == pytest.approx(shortest)

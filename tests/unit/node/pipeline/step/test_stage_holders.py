@@ -96,12 +96,12 @@ def test_timeout_follows_measured_duration():
     _, patience, now = scene()
     assert patience.left((A, False), 0.0) == 30.0
     now.now = 5.0
-    patience.moved((A, False), 2.0)
+    patience.record((A, False), 2.0)
     assert patience.left((A, False), 0.0) == 12.0 == patience.left((A, False), 5.0)
     assert patience.left((A, True), 5.0) == 30.0 and patience.left((B, False), 5.0) == 30.0
     for _ in range(60):
         now.now += 0.1
-        patience.moved((A, False), 0.0)
+        patience.record((A, False), 0.0)
     assert patience.left((A, False), 0.0) == pytest.approx(2.0)
     now.now += 2.5
     assert patience.left((A, False), 0.0) == 0.0
