@@ -146,6 +146,7 @@ def plan(
     if pipeline is not None:
         if run is not None:
             raise InputError("a manifest and --pipeline are two plans", "ask for one of them")
+        _only_pipeline(context)
         _pipeline(pipeline, picture, tries, json)
         return
     if picture is not None or tries is not None:
@@ -196,6 +197,22 @@ def _outcome(context: typer.Context, run: str, home: Path | None, debug: bool) -
             "train longer; a round counts if another peer contributed and the same process made the round before",
         )
     return found
+
+
+def _only_pipeline(context: typer.Context) -> None:
+    """Raise InputError for an option of `plan` that a plan of a pipeline has no use for."""
+    used = {"pipeline", "picture", "tries", "home", "json", "debug"}
+    sources = {
+        option.opts[0]: context.get_parameter_source(option.name or "")
+        for option in context.command.params
+        if option.name not in used
+    }
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if given:
+        raise InputError(
+            f"{' and '.join(given)} cannot go with --pipeline",
+            "the file has all figures of the plan: docs/guides/pipelines.md describes it",
+        )
 
 
 def _pipeline(file: Path, picture: Path | None, tries: int | None, json: bool) -> None:

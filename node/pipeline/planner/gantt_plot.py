@@ -7,6 +7,7 @@ from pathlib import Path
 from thinwire.node.pipeline.planner.makespan import Timeline
 from thinwire.node.pipeline.planner.plan_summary import PlanSummary
 from thinwire.node.pipeline.planner.problem import Problem
+from thinwire.node.runtime.console import plain
 from thinwire.node.runtime.plotting import check
 
 
@@ -31,13 +32,21 @@ def draw(path: Path, instance: Problem, timeline: Timeline, summary: PlanSummary
     for stage in instance.stages[:-1]:
         border += len(stage)
         axes.axhline(border, color="0.6", lw=0.8)
-    axes.set_yticks(range(len(order)), [f"{instance.label(p)}  ({instance.stage[p]})" for p in order], fontsize=8)
+    axes.set_yticks(
+        range(len(order)), [f"{_name(instance.label(p))}  ({instance.stage[p]})" for p in order], fontsize=8
+    )
     axes.set(
         xlim=(0, timeline.makespan),
         ylim=(len(order) - 0.5, -0.5),
         xlabel="seconds",
         ylabel="peer (stage)",
-        title=f"{instance.name or 'pipeline'}: {summary.makespan:.1f} s a step; {summary.full:.1f} s when nothing is skipped",
+        title=f"{_name(instance.name) or 'pipeline'}: {summary.makespan:.1f} s a step; "
+        f"{summary.full:.1f} s when nothing is skipped",
     )
     axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, format="png")
+
+
+def _name(text: str) -> str:
+    """Return text that the library prints as it is, not as a formula."""
+    return plain(text).replace("$", r"\$")

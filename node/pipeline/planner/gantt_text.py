@@ -5,12 +5,13 @@ from __future__ import annotations
 from thinwire.node.pipeline.planner.makespan import Timeline
 from thinwire.node.pipeline.planner.plan_summary import PlanSummary
 from thinwire.node.pipeline.planner.problem import Problem
+from thinwire.node.runtime.console import plain
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def text(instance: Problem, timeline: Timeline, summary: PlanSummary, width: int = 100) -> str:
-    """Return lines of at most `width` columns, except notes."""
+    """Return lines of at most `width` columns, except notes, without control characters of names."""
     paths = f"{len(summary.paths)} over {instance.length} stages each, {instance.rounds} times"
     facts = [
         ("pipeline", f"{instance.name or 'unnamed'}: {instance.peers} peers, {len(instance.stages)} stages"),
@@ -22,7 +23,7 @@ def text(instance: Problem, timeline: Timeline, summary: PlanSummary, width: int
     lines = [f"{name:<9} {fact}" for name, fact in facts]
     lines += ["", *lanes(instance, timeline, summary, width), ""]
     lines += [f"{letter(number)}  {_route(instance, path)}" for number, path in enumerate(summary.paths)]
-    return "\n".join([*lines, "", *(f"note: {note}" for note in summary.notes)])
+    return "\n".join(plain(line) for line in [*lines, "", *(f"note: {note}" for note in summary.notes)])
 
 
 def letter(path: int) -> str:

@@ -15,6 +15,9 @@ MOST_BYTES = 1 << 24
 
 MOST_PEERS = 1024
 
+MOST_SECONDS = 1e6
+"""Largest delay, forward and gap."""
+
 MOST_BEHIND = 2
 """Largest number of visits behind the frontier in a path, each by one stage (CC3)."""
 
@@ -91,10 +94,11 @@ def _check(instance: Problem) -> None:
     _need(len(set(members)) == len(members), "a peer is in two stages", "name every peer once")
     _need(bool(instance.stages) and bool(instance.stages[0]), "stage 0 has no peers", "micro-batches begin there")
     most = len(instance.stages)
+    _need(most >= 2, "there is only one stage", "a pipeline has two stages at least")
     _need(2 <= instance.length <= most, f"paths visit {instance.length} of {most} stages", f"from 2 to {most} can be")
     _need(1 <= instance.per_start <= 1024, "an origin has no path, or too many", "per_start is from 1 to 1024")
     _need(1 <= instance.rounds <= 1024, "paths are never used, or too often", "rounds is from 1 to 1024")
-    _need(0 <= instance.gap < 1e6, "the gap is negative or too long", "gap is seconds")
+    _need(0 <= instance.gap < MOST_SECONDS, "the gap is negative or too long", "gap is seconds")
     swaps = instance.swaps
     _need(0 <= swaps <= MOST_BEHIND, f"a path may not have {swaps} visits behind", f"swaps is from 0 to {MOST_BEHIND}")
     _need(len(instance.places) in (0, count), "places do not fit", "one for each peer, or none")
@@ -150,6 +154,8 @@ def load(data: bytes) -> Problem | UnarrangedProblem:
     work = file.wm if isinstance(file.wm, list) else [file.wm] * count
     memory = file.memory if isinstance(file.memory, list) else [file.memory] * count
     _need(all(abs(slots) < 1 << 31 for slots in memory), "memory is out of range", "it is a number of micro-batches")
+    longest = max([*work, *(delay for row in file.delays for delay in row)], default=0.0)
+    _need(longest < MOST_SECONDS, f"{longest:g} s are too long for a delay or a forward", "delays and wm are seconds")
     _need(bool(file.partitions) != bool(file.sizes), "partitions and sizes exclude each other", "give one of them")
     _need(all(size > 0 for size in file.sizes), "a stage has no peer", "sizes are from 1 on")
     _need(sum(file.sizes) <= count, f"the stages have {sum(file.sizes)} peers", f"there are {count}")

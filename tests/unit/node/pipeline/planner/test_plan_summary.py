@@ -9,7 +9,7 @@ from thinwire.node.cli import main
 from thinwire.node.pipeline.planner.gantt_text import lanes
 from thinwire.node.pipeline.planner.makespan import play
 from thinwire.node.pipeline.planner.plan_summary import PlanSummary, look
-from thinwire.node.pipeline.planner.problem import load
+from thinwire.node.pipeline.planner.problem import ProblemError, load
 
 FOLDER = Path(__file__).parents[5] / "examples" / "pipelines"
 GCP8 = str(FOLDER / "gcp8_25m2.json")
@@ -80,6 +80,9 @@ def test_plan_pipeline_command_writes_json_and_picture(capsys, tmp_path):
         ["--pipeline", "nowhere.json"],
         ["--pipeline", __file__],
         ["--pipeline", GCP8, "examples/demo.toml"],
+        ["--pipeline", GCP8, "--parameters", "350M"],
+        ["--pipeline", GCP8, "--rtt", "50", "--peers", "8"],
+        ["--pipeline", GCP8, "--link", "fibre", "--outcome", "demo"],
         ["--picture", "plan.png"],
         ["--tries", "5"],
         ["--pipeline", GCP8, "--tries", "1", "--picture", "nowhere/at/all/plan.png"],
@@ -89,3 +92,40 @@ def test_plan_pipeline_command_mistake_prints_two_lines(flags, capsys):
     assert main.main(["plan", *flags]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("error: ") and lines[1].startswith("hint: ") and len(lines) == 2
+
+
+TWO = {"delays": [[0, 1], [1, 0]], "wm": 4.0, "memory": 1, "path_len": 2, "per_start": 1, "partitions": [[0], [1]]}
+
+
+def test_plan_pipeline_command_names_options_without_use(capsys):
+    assert main.main(["plan", "--pipeline", GCP8, "--rtt", "50", "--layers", "3"]) == 2
+    error = capsys.readouterr().err
+    assert "--layers and --rtt cannot go with --pipeline" in error
+
+
+@pytest.mark.parametrize(
+    ("change", "hint"),
+    [
+        ({"partitions": [[0, 1]]}, "two stages"),
+        ({"partitions": [], "sizes": [2]}, "two stages"),
+        ({"delays": [[0, 1e308], [1e308, 0]]}, "seconds"),
+        ({"wm": 1e308}, "seconds"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_hint_for_a_file_without_a_plan_can_be_followed(change, hint):
+    with pytest.raises(ProblemError) as caught:
+        load(msgspec.json.encode({**TWO, **change}))
+    assert hint in caught.value.hint
+
+
+@pytest.mark.filterwarnings("error")
+def test_names_in_a_file_cannot_control_the_terminal_or_break_the_picture(capsys, tmp_path):
+    file, picture = tmp_path / "two.json", tmp_path / "two.png"
+    names = {"name": "two\x1b[2J\nlines $\\foo$", "locations": ["\x9b31mred", "$\\frac$"]}
+    file.write_bytes(msgspec.json.encode({**TWO, **names}))
+    assert main.main(["plan", "--pipeline", str(file), "--tries", "1", "--picture", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert "two?[2J?lines $\\foo$" in out and "?31mred" in out
+    assert all(line.isprintable() for line in out.splitlines())
+    assert picture.read_bytes().startswith(b"\x89PNG")
