@@ -14,7 +14,7 @@ STALL = 5
 SLOW_FACTOR = 5
 """Time that slow peers get at least after the first half of all, in units of what that half took."""
 
-MAX_MOVING = 3600.0
+MAX_TRANSFER = 3600.0
 """Most seconds that a peer waits for a round whose frames still arrive or leave."""
 
 MAX_PATIENCE = 120.0

@@ -3,15 +3,15 @@
 The founder of a run founds its first lineage. If no quorum can be reached for a while, the peers that see each other found
 another one: each signs the same statement (`Found`), and gives up its vote in the parent lineage. When two lineages meet,
 one prevails, and the peers of the other take over its state. The order of two forks follows from their content, so it does
-not change while lineages continue. That both have continued as far as they claim follows from their chains
-(collectives/consensus/chain.py):
+not change while lineages continue. Chains prove how far a lineage has continued (collectives/consensus/chain.py):
 
 - A lineage that has continued with a quorum prevails over those that were founded from its earlier rounds.
 - A lineage that has not continued gives way to those that were founded from it: they contain it.
 - Of two lineages with the same parent, the one that contains more of it prevails, then the one with more of its members
-  among the founders, then the one with the most senior of these. No peer can forge that by making more keys. Then follow
-  the number of founders, a lineage that other peers have joined, and the older lives. So a lineage prevails over the one
-  that a peer founds again alone because it has lost its folder or its last rounds.
+  among the founders, then the one with the most senior of these. No peer can forge that by making more keys. If they are
+  alike in all of this, the one with more founders prevails, then one that other peers have joined, then the one with the
+  older lives. So a lineage prevails over the one that a peer founds again alone because it has lost its folder or its last
+  rounds.
 """
 
 from __future__ import annotations

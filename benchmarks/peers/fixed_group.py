@@ -225,7 +225,7 @@ class Averager:
         if peer not in self._live:
             self._live.add(peer)
             if self.current is not None:
-                self.current.reach(peer)
+                self.current.on_link_up(peer)
         self._routed(peer, frame)
 
     def _routed(self, peer: PeerId, frame: Frame) -> None:

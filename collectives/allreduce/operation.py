@@ -1,7 +1,7 @@
 """One all-reduce operation outside training: the arrays of several peers are reduced to one.
 
 Peers call an operation by a name and a number. The first caller has no group yet, so there are two phases. First the
-callers find each other and settle on a group: see `rendezvous`. Then the operation is a round like any other with that
+callers find each other and agree on a group: see `rendezvous`. Then the operation is a round like any other with that
 group as its members: see `group_round`. Later callers get the result without being members. A call fails unless more callers
 have the same plan than have a different one.
 
@@ -205,7 +205,7 @@ class Operation:
         if not self.ended.done():
             self.answer(peer)
         if self.current is not None:
-            self.current.reach(peer)
+            self.current.on_link_up(peer)
 
     def on_link_down(self, peer: PeerId) -> None:
         """Handle a broken link to `peer`."""
@@ -310,9 +310,9 @@ class Operation:
         if self._waiting is not None:
             self._waiting.cancel()
         self._waiting = asyncio.ensure_future(current.wait())
-        self._waiting.add_done_callback(lambda task: self._settled(current, task))
+        self._waiting.add_done_callback(lambda task: self._on_outcome(current, task))
 
-    def _settled(self, current: Round, task: asyncio.Task[Outcome]) -> None:
+    def _on_outcome(self, current: Round, task: asyncio.Task[Outcome]) -> None:
         if task.cancelled() or self.current is not current or self.ended.done():
             return
         outcome = task.result()

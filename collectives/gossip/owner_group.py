@@ -2,11 +2,12 @@
 
 Each member owns some chunks. It takes the mean of the contributions to them that arrive, and sends it to their
 contributors. Nothing is agreed upon: a member that fails, or whose link fails, is left out of the chunks that are not
-computed yet, and where a mean is missing the member makes a step alone. As each mean goes only to its contributors,
-pushes and pulls cancel out: the mean of all replicas moves as DiLoCo's would (Moshpit SGD, Ryabinin et al., arXiv
-2103.03239, averages groups likewise; there groups are the rows of a grid, here they are drawn at random).
-A mean that does not arrive moves it by the difference between the contribution and the mean, for these chunks.
-Chunks of a sparse Δ have no owners: they go to all members, each of which takes the mean (`PairCodec.averaged`).
+computed yet, and where a mean is missing the member makes a step alone. Each mean goes only to the members whose
+contributions are in it, so that averaging does not change the mean of all replicas, which makes the steps of DiLoCo (Moshpit
+SGD, Ryabinin et al., arXiv 2103.03239, averages groups likewise; there groups are the rows of a grid, here they are drawn at
+random). If a mean does not arrive, the mean of all replicas is off by the difference between the contribution and that mean,
+for these chunks. Chunks of a sparse Δ have no owners: they go to all members, each of which takes the mean
+(`PairCodec.averaged`).
 
 All members must have drawn the same group, or the chunks would have other owners: announcements name it. Peers whose
 views differ when they are ready are not in one group.

@@ -23,7 +23,7 @@ from thinwire.swarm.messages.registry import Base, Chunk, Fetch, PeerId, Ready
 class OwnerPair(Pair):
     """Pair with a member of a group whose chunks have owners.
 
-    Numbers of chunks: `ours` and `owned` are those that we and the partner own, `shared` those without an owner. `settled`
+    Numbers of chunks: `ours` and `owned` are those that we and the partner own, `shared` those without an owner. `ended`
     is called at the end, and `arrived` with the number of each chunk of the partner that has arrived. `reduced` returns
     whether we have the means of all our chunks; until then the partner may still be refused, so it is called again by
     `look`. The result has the partner's means.
@@ -33,7 +33,7 @@ class OwnerPair(Pair):
         self,
         partner: PeerId,
         terms: PairTerms,
-        settled: Callable[[], None],
+        ended: Callable[[], None],
         *,
         ours: Collection[int],
         owned: Collection[int],
@@ -41,7 +41,7 @@ class OwnerPair(Pair):
         arrived: Callable[[int], None],
         reduced: Callable[[], bool],
     ) -> None:
-        super().__init__(partner, terms, settled, {*ours, *shared})
+        super().__init__(partner, terms, ended, {*ours, *shared})
         self._owned, self._requestable = frozenset(owned), frozenset((*owned, *shared))
         self._means: dict[int, Buffer] = {}
         self._sent_means: dict[int, Frame] = {}
@@ -155,7 +155,7 @@ class OwnerPair(Pair):
             return
         if len(self._means) == len(self._owned):
             means = tuple(self._means[number] for number in sorted(self._means))
-            self._settle(PairResult(self.partner, means, ready.attempt, ready.weight))
+            self._end(PairResult(self.partner, means, ready.attempt, ready.weight))
 
     def _look(self) -> None:
         self.look()

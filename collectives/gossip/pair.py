@@ -12,12 +12,12 @@ Messages (control messages are signed, chunks travel on sealed streams):
     Decline  refuses or ends the exchange, with the reason
 
 A side that has announced itself and holds every chunk of the other is done and continues. It serves its own announced
-chunks for as long as the partner may need them. Any failure leaves a pair of one, with a reason: harmless, as the round
-is then a local step. If only one of the two fails, the mean of all replicas moves by β/2 times the difference of the
+chunks for as long as the partner may need them. After a failure a side is alone, with a reason, which does no harm: its
+round is a local step. If only one of the two fails, the mean of all replicas changes by β/2 times the difference of the
 two, which is accepted. A larger group is a pair with each of the others (`group`).
 
-Slow weights are only sent early. If a pair is drawn again meanwhile, they were sent in vain. The Base referenced by the
-partner's Ready is authoritative, and missing slow weights never delay or abort a pair before both sides are ready.
+Slow weights are sent early, while both sides train. If other partners are drawn meanwhile, they were sent in vain. Those
+count that the partner's Ready names (`base`), and missing ones never delay or end a pair before both sides are ready.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ class Pair:
 
     Created when the partner is known; `post` sends the slow weights, `announce` is called when the inner steps are
     done. Pass it the partner's frames of the round (`on_frame`), time (`tick`) and link changes (`on_link_down`,
-    `on_link_up`). `settled` is called once at the end. Stores at most one contribution of the partner, and after the end the
+    `on_link_up`). `ended` is called once at the end. Stores at most one contribution of the partner, and after the end the
     data that it still has to serve. `wanted`: numbers of the chunks that we need of the partner, by default all.
     """
 
     def __init__(
-        self, partner: PeerId, terms: PairTerms, settled: Callable[[], None], wanted: Collection[int] | None = None
+        self, partner: PeerId, terms: PairTerms, ended: Callable[[], None], wanted: Collection[int] | None = None
     ) -> None:
         self.partner, self.round, self.fragment = partner, terms.round, terms.fragment
         self.theirs: Ready | None = None
@@ -121,7 +121,7 @@ class Pair:
         self._refused = ""
         self._received_before: int | None = None
         """Bulk bytes that had come over a relay when we announced ourselves; None: no relay."""
-        self._settled, self._wanted = settled, wanted
+        self._ended, self._wanted = ended, wanted
 
     # --- our side
 
@@ -178,7 +178,7 @@ class Pair:
         if notify:
             self._send_queue.control(self.partner, Decline(self.round, self.fragment, reason))
         if self.ours is not None:
-            self._settle(PairResult(self.partner, reason=self._refused))
+            self._end(PairResult(self.partner, reason=self._refused))
 
     def release(self) -> None:
         """Free the partner's data after the result was used."""
@@ -345,9 +345,9 @@ class Pair:
         base, step, ready = self._base, self._step, self.theirs
         if self.ours is not None and self.complete and ready is not None and step is not None:
             chunks = step.chunks + (base.chunks if base is not None else ())
-            self._settle(PairResult(self.partner, chunks, ready.attempt, ready.weight))
+            self._end(PairResult(self.partner, chunks, ready.attempt, ready.weight))
 
-    def _settle(self, result: PairResult) -> None:
+    def _end(self, result: PairResult) -> None:
         if self.result is None:
             self.result, self.exchanged = result, not result.reason
-            self._settled()
+            self._ended()

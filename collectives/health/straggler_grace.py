@@ -92,7 +92,7 @@ class StragglerGrace:
             return []
         for peer in present:
             self.on_link_down(peer)
-        found = self._settle(now, whole=round == self._round + 1)
+        found = self._measure(now, whole=round == self._round + 1)
         self._round, self._began, self._awaited, self._announced_at = round, now, tuple(members), {}
         for peer in self._awaited:
             self._members.setdefault(peer, _Member()).seen = round
@@ -139,7 +139,7 @@ class StragglerGrace:
         usual = max(LEAST, middle + K * median(abs(one - middle) for one in member.late))
         return usual if usual <= limit else short
 
-    def _settle(self, now: float, *, whole: bool) -> list[Attendance]:
+    def _measure(self, now: float, *, whole: bool) -> list[Attendance]:
         """Process the measurements of the finished round. `whole`: no later round was missed here.
 
         Nothing is learned from a round that ended before a quorum had announced.

@@ -31,7 +31,7 @@ class Repair:
         self._requests = ChunkRequests()
         self._claims_at, self._claims_asked = -math.inf, 0
         self._leader_asked: tuple[Proposal, float] | None = None
-        self._spent: set[PeerId] = set()
+        self._freed: set[PeerId] = set()
 
     @property
     def missing_results(self) -> int:
@@ -59,13 +59,13 @@ class Repair:
     def mostly_exhausted(self) -> bool:
         """True if there is a commit, but most reachable sources have freed its results."""
         sources = self.sources
-        return self._agreement.commit is not None and 2 * len(self._spent.intersection(sources)) > len(sources)
+        return self._agreement.commit is not None and 2 * len(self._freed.intersection(sources)) > len(sources)
 
     @property
     def exhausted(self) -> bool:
         """True if there is a commit, and every reachable source has freed its results."""
         sources = self.sources
-        return self._agreement.commit is not None and bool(sources) and self._spent.issuperset(sources)
+        return self._agreement.commit is not None and bool(sources) and self._freed.issuperset(sources)
 
     @property
     def sources(self) -> list[PeerId]:
@@ -94,24 +94,24 @@ class Repair:
             self._fetch_all()
         data_plane.check()
 
-    def spent(self, peer: PeerId) -> None:
+    def note_freed(self, peer: PeerId) -> None:
         """Note that a peer is past this round and has freed its results: ask others for what it was asked for."""
-        self._spent.add(peer)
+        self._freed.add(peer)
         self._ask_others(peer)
 
-    def renewed(self, peer: PeerId) -> None:
+    def note_held(self, peer: PeerId) -> None:
         """Note that a peer has the results of this round, whatever it reported about another one."""
-        self._spent.discard(peer)
+        self._freed.discard(peer)
 
     def on_link_down(self, peer: PeerId) -> None:
         """Handle a broken link to `peer`."""
         if self.follows:
             self._ask_others(peer)
 
-    def reach(self, peer: PeerId) -> None:
+    def on_link_up(self, peer: PeerId) -> None:
         """Handle a new link to `peer`."""
         sources = self.sources
-        if self.missing_results and peer in sources and self._spent.issuperset({*sources} - {peer}):
+        if self.missing_results and peer in sources and self._freed.issuperset({*sources} - {peer}):
             self._fetch(self._data_plane.results.lacks(), [peer])  # All others have freed the results.
 
     def tick(self, now: float) -> None:
@@ -159,14 +159,14 @@ class Repair:
 
     def _ask_others(self, peer: PeerId) -> None:
         missing = self._requests.owed(peer).intersection(self._data_plane.results.lacks())
-        sources = [one for one in self.sources if one not in self._spent]
+        sources = [one for one in self.sources if one not in self._freed]
         if missing and sources:
             self._fetch(sorted(missing), sources)
 
     def _fetch_all(self) -> None:
         sources = self.sources
         if sources:
-            self._fetch(self._data_plane.results.lacks(), [one for one in sources if one not in self._spent] or sources)
+            self._fetch(self._data_plane.results.lacks(), [one for one in sources if one not in self._freed] or sources)
 
     def _fetch(self, missing: Sequence[int], sources: Sequence[PeerId]) -> None:
         terms, wanted = self._agreement.terms, self._data_plane.results.wanted

@@ -1,6 +1,7 @@
 """One peer's round of one fragment.
 
-It joins the agreement (who takes part, whether it commits) and the data plane.
+It connects the agreement (which peers take part, whether the round commits) with the data plane, which sends and aggregates
+the chunks.
 
 Everything is event-driven and runs on the thread of the event loop. Payloads are checked against the hashes that their
 contributor announced, results against the signed record of their owner, and all results against the digest that was voted
@@ -19,7 +20,7 @@ from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_planes.contributions import Summary
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
 from thinwire.collectives.rounds.repair import Paced, Repair, ResultServer
-from thinwire.collectives.timing import MAX_MOVING, STALL
+from thinwire.collectives.timing import MAX_TRANSFER, STALL
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
@@ -32,6 +33,7 @@ from thinwire.swarm.messages.registry import (
     Fetch,
     Partial,
     PeerId,
+    Proposal,
     Propose,
     Ready,
     Result,
@@ -50,15 +52,15 @@ TRICKLE = 2048
 
 
 class Round:
-    """One peer's part in one round of one fragment; `data_plane` moves the data.
+    """One peer's part in one round of one fragment.
 
-    Pass it frames (`on_frame`), time (`tick`) and link changes (`on_link_down`, `reach`); `announce` starts our own
-    contribution; `wait` returns the Outcome. `attempt`: number of our last announcement, if this round had one before;
-    `site`: the network that we share with others. `link` returns our link's rates up and down in bytes/s (0: unknown),
-    `spans` those of links to some peers, `opinions` the peers that our announcement endorses, and those that it distrusts.
-    `key_of`: public key of a peer; `met`: receives keys of members that proposals carry, for the checks of `agreement`. After
-    the commit the round stays to serve results to peers that missed some; `paced`: returns whether a peer that asks for those
-    of a round gets them with pauses, as state.
+    Pass it frames (`on_frame`), time (`tick`) and link changes (`on_link_up`, `on_link_down`). `announce` announces our own
+    contribution; `wait` returns the Outcome. After the commit the round still serves results to peers that lack some.
+
+    `attempt`: number of our last announcement, if this round had one before. `site`: the network that we share with others.
+    `phase`: called with the round and the name of each of its phases. `link`: returns the rates of our link up and down in
+    bytes/s (0: unknown). `spans`: returns those of links to some peers. `opinions`: see Opinions. `key_of`: returns the public
+    key of a peer. `met`: receives keys of members that proposals carry, for the checks of `agreement`. `paced`: see Paced.
     """
 
     def __init__(
@@ -94,8 +96,8 @@ class Round:
         Earlier data was waiting already and gives no information about the links.
         """
         self.booked = False
-        """True if other objects have recorded the round's lessons about peers."""
-        self._settled = asyncio.Event()
+        """True if the outcome has been recorded for the choice of owners and for the patience of later rounds: once a round."""
+        self._over = asyncio.Event()
         self.abandoned = False
         """True if another round takes its place: `wait` returns without a commit."""
         self._received: tuple[float, dict[PeerId, int]] = (now(), {})
@@ -149,17 +151,17 @@ class Round:
         self.pump()
 
     def resume(self) -> None:
-        """Continue after `wait` reported that our state differs and no other state was available.
+        """Continue after `wait` reported that our state differs, because no other state was available.
 
-        Promises still hold.
+        Our promises (Paxos) still hold.
         """
         self.agreement.diverged = False
-        self._settled.clear()
+        self._over.clear()
         self.pump()
 
     async def wait(self) -> Outcome:
         """Wait until the round has committed here with all results, or our state differs from the majority's."""
-        await self._settled.wait()
+        await self._over.wait()
         commit = self.agreement.commit
         missing = {entry.peer: entry.reason for entry in commit.proposal.excluded} if commit else {}
         if not self.complete or commit is None:
@@ -204,13 +206,13 @@ class Round:
         return self.data_plane.complete
 
     def given_up_at(self, began: float, give_up: float) -> float:
-        """Return the time at which a peer gives this round up: after `give_up` seconds if nothing moves.
+        """Return the time at which a peer that has waited since `began` gives this round up.
 
-        It is later while whole frames come or leave, so that a round may take as long as its links need: until STALL patiences
-        after the last one, and MAX_MOVING seconds in all.
+        That is after `give_up` seconds, or STALL patiences after the last whole frame came or left if that is later, so that a
+        round may take as long as its links need; but after MAX_TRANSFER seconds at the latest.
         """
         stalled = self.data_plane.progress.transferred + STALL * self.agreement.terms.patience
-        return max(began + give_up, min(stalled, began + MAX_MOVING))
+        return max(began + give_up, min(stalled, began + MAX_TRANSFER))
 
     # --- events
 
@@ -226,7 +228,7 @@ class Round:
             self._server.serve(sender, message)
         else:
             if isinstance(message, (Commit, CompactCommit)):
-                self._repair.renewed(sender)  # earlier reports concerned another round
+                self._repair.note_held(sender)  # earlier reports concerned another round
             if isinstance(message, Propose):
                 keys = {peer_id_of(key): key for key in message.keys}
                 self._met.update((peer, keys[peer]) for peer in self.agreement.terms.members if peer in keys)
@@ -239,9 +241,9 @@ class Round:
             self.data_plane.announcement_shown()
             self.pump()
 
-    def spent(self, peer: PeerId) -> None:
+    def note_freed(self, peer: PeerId) -> None:
         """Note that a peer is past this round and has freed its results: ask others for what it was asked for."""
-        self._repair.spent(peer)
+        self._repair.note_freed(peer)
 
     @property
     def follows(self) -> bool:
@@ -266,16 +268,16 @@ class Round:
         self._repair.on_link_down(peer)
         self.pump()
 
-    def reach(self, peer: PeerId) -> None:
+    def on_link_up(self, peer: PeerId) -> None:
         """Handle a new link to `peer`."""
         self.agreement.reach(peer)
-        self.data_plane.reach(peer)
-        self._repair.reach(peer)
+        self.data_plane.on_link_up(peer)
+        self._repair.on_link_up(peer)
         self.pump()
 
     def tick(self) -> None:
         """Let time pass: tick the agreement, blame a peer that makes no progress, repeat requests of a repair."""
-        now, patience = self._now(), self.agreement.terms.patience
+        now = self._now()
         self._count_partial_frames(now)
         self.agreement.tick(now)
         data_plane, committed = self.data_plane, self.agreement.commit is not None
@@ -285,26 +287,27 @@ class Round:
             data_plane.tick()
         if proposal is not None and not committed and self._repair.unproved(now):
             self.agreement.refuse_leader(proposal)
-        if (
-            proposal is not None
-            and not committed
-            and data_plane.waits
-            and now >= data_plane.progress.progressed_at + patience
-        ):
-            if self.me in proposal.alive and self._accused != proposal.ballot:
-                found = data_plane.culprit(proposal)
-                early = (
-                    found is not None
-                    and now
-                    < data_plane.progress.progressed_at + data_plane.accusation_patiences.get(found[1], 1) * patience
-                )
-                if not early:
-                    self._accused = proposal.ballot
-                if found is not None and not early:
-                    self.agreement.accuse(found[0], found[1], now)
-                    for peer in data_plane.debtors(proposal):
-                        self._send_queue.note_debtor(peer, self._received_before.get(peer))
+        if proposal is not None and not committed and data_plane.waits:
+            self._blame(proposal, now)
         self.pump()
+
+    def _blame(self, proposal: Proposal, now: float) -> None:
+        """Accuse the peer that the round waits for, after a patience without progress, and once in a ballot."""
+        data_plane, patience = self.data_plane, self.agreement.terms.patience
+        since = data_plane.progress.progressed_at
+        if now < since + patience or self.me not in proposal.alive or self._accused == proposal.ballot:
+            return
+        found = data_plane.culprit(proposal)
+        if found is None:
+            self._accused = proposal.ballot
+            return
+        culprit, reason = found
+        if now < since + data_plane.accusation_patiences.get(reason, 1) * patience:
+            return
+        self._accused = proposal.ballot
+        self.agreement.accuse(culprit, reason, now)
+        for peer in data_plane.debtors(proposal):
+            self._send_queue.note_debtor(peer, self._received_before.get(peer))
 
     def _count_partial_frames(self, now: float) -> None:
         """Count bytes of incomplete frames as progress, so that slow links are not taken for stuck peers.
@@ -337,10 +340,10 @@ class Round:
             self._repair.settle(commit.digest)
         self._send_messages()
         if self.complete or self.agreement.diverged or self.abandoned:
-            if not self._settled.is_set() and self.complete:
+            if not self._over.is_set() and self.complete:
                 self._phase(self.round, "commit")
-                data_plane.settle()
-            self._settled.set()
+                data_plane.finish()
+            self._over.set()
 
     def _send_messages(self) -> None:
         """Send the agreement's messages."""

@@ -207,7 +207,7 @@ class RoundFactory:
         return current
 
     def _link(self) -> tuple[int, int]:
-        return self._send_queue.bandwidth.settle() if self._by_bandwidth else (0, 0)
+        return self._send_queue.bandwidth.end_round() if self._by_bandwidth else (0, 0)
 
     def _plane(
         self, agreement: Agreement, grid: Grid, seed: bytes, turn: int, on_result: Callable[[], None]
@@ -256,8 +256,8 @@ class RoundFactory:
             current.booked = True  # callers that follow rounds ask again for the outcome of the next one
             withheld = current.data_plane.withheld & set(self._live)  # a broken link shows nothing
             led = current.agreement.acceptor.heeded
-            self.peer_backoff.settle(outcome.commit.proposal, current.data_plane.failed, withheld, led)
-            self._settle(current)
+            self.peer_backoff.record(outcome.commit.proposal, current.data_plane.failed, withheld, led)
+            self._record_ring(current)
             if current.opened_at is not None:
                 took = self._now() - max(began, current.opened_at)
                 self._patience.observe(current.data_plane.progress.duration_without_late_peers(took))
@@ -285,7 +285,7 @@ class RoundFactory:
         trips = np.array([[trip(sender, receiver) for receiver in ranked] for sender in ranked])
         return tuple(ranked[at] for at in best(rates, trips))
 
-    def _settle(self, current: Round) -> None:
+    def _record_ring(self, current: Round) -> None:
         """Suspend rings for 2 rounds after a failed one, then for 4, 8 and so on.
 
         A ring that succeeds undoes one of these steps.

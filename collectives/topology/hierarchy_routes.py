@@ -2,8 +2,8 @@
 
 Pure: every peer computes the same routes from the proposal. Chunks are assigned to the clusters in turn, and within each to
 its members in turn, so that all uplinks and all members have equal work. Within a cluster, other members replace those
-that do not work. If no member can work, its contributions go to the chunk's owner, wherever that is. The partial mean of a
-cluster depends only on its contributions, not on the routes, so the result stays the same if a chunk moves to another peer.
+that do not work. If no member can work, its contributions go to the chunk's owner, wherever that is. The subtotal of a
+cluster depends only on its contributions, not on the routes, so the result stays the same if another peer owns the chunk.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Cluster:
 
     @cached_property
     def name(self) -> Digest:
-        """Hash that identifies the contributions behind the cluster's value."""
+        """Hash that identifies the contributions in the cluster's subtotal."""
         return blake3.blake3(msgspec.msgpack.encode((self.lineage, self.entries))).digest()
 
     @property
     def sums(self) -> bool:
-        """True if several contributions become one value; a single one is forwarded as it is."""
+        """True if several contributions become one subtotal; a single one is forwarded as it is."""
         return len(self.entries) > 1
 
     @property
-    def value(self) -> Contribution:
-        """Entry that stands for the cluster's contributions in the mean over clusters."""
+    def subtotal(self) -> Contribution:
+        """Entry that stands for the cluster's contributions in the mean of the subtotals."""
         return Contribution(self.name, 0, sum(entry.weight for entry in self.entries))
 
 
@@ -78,7 +78,7 @@ class Routes:
         # Sorted by the first contributor, not by the first peer: a peer without contribution must not change the
         # result.
         giving = sorted((cluster for cluster in self.clusters if cluster.entries), key=lambda c: c.entries[0].peer)
-        self.inputs = tuple(cluster.value for cluster in giving)
+        self.inputs = tuple(cluster.subtotal for cluster in giving)
         """Entries whose mean the results are."""
         self.named = {cluster.name: number for number, cluster in enumerate(self.clusters) if cluster.entries}
         able = [number for number, cluster in enumerate(self.clusters) if cluster.working]
@@ -95,7 +95,7 @@ class Routes:
         return owner
 
     def relay(self, number: int, index: int) -> PeerId | None:
-        """Return the peer of a cluster that represents it in a chunk, or None if no peer can."""
+        """Return the relay of a cluster for a chunk, or None if none of its peers can be it."""
         key = number, index
         if key not in self._relays:
             cluster = self.clusters[number]

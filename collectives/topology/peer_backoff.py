@@ -102,7 +102,7 @@ class PeerBackoff:
         for one in list(self._unserved)[:-MAX_GROUP]:
             del self._unserved[one]
 
-    def settle(
+    def record(
         self,
         proposal: Proposal,
         failed: Collection[PeerId],

@@ -76,7 +76,7 @@ def deal(uplinks: Sequence[int], gives: Sequence[bool], helps: Sequence[bool]) -
 
 
 def seconds(uplinks: Sequence[float], gives: Sequence[bool], given: Sequence[dict[int, int]]) -> list[float]:
-    """Return the time of each peer's uplink, in payloads per byte/s."""
+    """Return the time of each peer's uplink, in units of the time of one payload at the rate 1 of `uplinks`."""
     peers = len(uplinks)
     parts = [PARTS * (peers - 1) * one for one in gives]
     for source, found in enumerate(given):

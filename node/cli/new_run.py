@@ -125,7 +125,16 @@ def init(
             lambda text: _one_of(text, ADMISSION),
         ),
     )
-    text = manifest_of(answers, file.parent)
+    _write(file, manifest_of(answers, file.parent))
+    print(f"wrote {file}")
+    print(f"cost estimate:       thinwire plan {file} --link {answers.link} --step SECONDS")
+    print(f"begin:               thinwire start {file}")
+    if lines := node_lines(answers):
+        print(f"settings of this machine, for {config.directories.node_file}:", *lines, sep="\n    ")
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a manifest that is valid; an existing file is replaced whole or not at all."""
     from thinwire.swarm.manifest.parser import parse
 
     parse(text, str(file))
@@ -136,11 +145,6 @@ def init(
         os.replace(draft, file)
     except OSError as error:
         raise InputError(f"cannot write {file}: {error.strerror}", "name another file") from None
-    print(f"wrote {file}")
-    print(f"cost estimate:       thinwire plan {file} --link {answers.link} --step SECONDS")
-    print(f"begin:               thinwire start {file}")
-    if lines := node_lines(answers):
-        print(f"settings of this machine, for {config.directories.node_file}:", *lines, sep="\n    ")
 
 
 Check = Callable[[str], str]

@@ -52,6 +52,7 @@ from thinwire.node.daemon.options import Options
 
 if TYPE_CHECKING:
     from thinwire.node.runtime.load_settings import Config, Flags
+    from thinwire.swarm.manifest.manifest import Manifest
 
 
 def _shared(
@@ -151,15 +152,7 @@ def start(
         )
     if chaos and local < 2:
         raise InputError("--chaos needs at least two local peers", "add --local 4")
-    from thinwire.swarm.manifest.parser import parse
-
-    try:
-        toml = run.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"cannot read {run}: {error.strerror}", "give the path of a run's TOML file, such as examples/demo.toml"
-        ) from None
-    manifest = parse(toml, run.name)  # report mistakes at once, before torch is loaded
+    manifest = _read_manifest(run)
     if not config.model:  # The author of a manifest trusts the model that it names.
         from thinwire.node.runtime.settings import model_setting
 
@@ -177,6 +170,19 @@ def start(
     from thinwire.node.daemon import daemon
 
     return daemon.start(run, config, options)
+
+
+def _read_manifest(file: Path) -> Manifest:
+    """Return the manifest in a file: mistakes in it are reported at once, before torch is loaded."""
+    from thinwire.swarm.manifest.parser import parse
+
+    try:
+        toml = file.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"cannot read {file}: {error.strerror}", "give the path of a run's TOML file, such as examples/demo.toml"
+        ) from None
+    return parse(toml, file.name)
 
 
 @_with_shared

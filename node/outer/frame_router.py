@@ -34,11 +34,11 @@ from thinwire.swarm.messages.registry import (
 
 
 class FrameRouter:
-    """Receiver of what concerns the rounds of one `fragment`.
+    """Receiver of frames, link events and time for the rounds of one `fragment`.
 
     Frames of the round in progress (`current` returns it) go to it, those of past rounds to `history`, those of the next round
-    wait in `pending_frames`, and those about states and lineages go to their parts. A sender in a forgotten round learns
-    that it is behind. `announced`: latest announcement of each peer, updated here.
+    wait in `pending_frames`, and those about states and lineages go to their parts. The sender of a frame of a round that is
+    not stored any more is told that it is behind. `announced`: latest announcement of each peer, updated here.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class FrameRouter:
         self._catch_up.on_link_up(peer)
         self._lineages.on_link_up(peer)
         self._verification.audits.on_link_up(peer)
-        self._current().reach(peer)
+        self._current().on_link_up(peer)
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
         self._states.on_link_down(peer)
@@ -98,7 +98,7 @@ class FrameRouter:
             current = self._current()
             if message.round >= current.round:
                 current.agreement.past.add(peer)
-                current.spent(peer)
+                current.note_freed(peer)
             self._catch_up.look()
         elif isinstance(message, Head):
             self._lineages.on_head(peer, message, frame.payload)

@@ -29,8 +29,8 @@ class Lineages:
     """Lineages of other peers, compared with that of our replica.
 
     `current`: returns the round in progress. `quorum_wait`: wait for its quorum. `states.entered`: True if our state is the
-    swarm's. `chains`: those that other peers have sent. `founder`: the peer that has founded the run, as the author of its
-    manifest; a peer without a state believes no other beginning. Empty: any.
+    swarm's. `chains`: those that other peers have sent. `founder`: author of the manifest; a peer without a state believes
+    only a chain that begins with this peer. Empty: it believes any.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Lineages:
     def gives_way(self, chain: Chain) -> bool:
         """Return True if our lineage gives way to that of `chain`.
 
-        While it has a quorum it does not give way to one that was founded in it.
+        A lineage that has a quorum does not give way to one that was founded in it.
         """
         ours = self._newest
         if not ours or not prevails(chain, ours):

@@ -74,21 +74,11 @@ class OwnLineage:
         """Found a lineage with the reachable peers if the round has had no quorum for long enough."""
         current, now = self._current(), self._now()
         agreement = current.agreement
-        lacks = current.missing_results, current.unclaimed
-        if lacks != self._missing[0]:
-            self._missing = lacks, now
-        # Voters that have restarted are reachable, but have lost the results. There are pauses between those that we follow.
-        longest = PATIENCES * agreement.terms.patience
-        if current.follows and not current.exhausted:
-            longest = max(LATEST, longest)
-        lost = current.missing_results and now >= self._missing[1] + longest
-        # A founder of a lineage that begins before this round has no results of it.
-        gone = current.missing_results and current.unobtainable(without=self._own_founding.stated)
-        able = (agreement.able or agreement.commit is not None) and not (gone or lost)
-        if not self._replica.members or current.complete or able:
+        since = self._no_quorum_since(current, now)
+        if since is None:
             self._quorum_wait.end()
             return
-        self._quorum_wait.begin(self._missing[1] if lost else now)
+        self._quorum_wait.begin(since)
         if (fork := self._lineages.adoptable()) is not None:
             self._begin(fork)
             return
@@ -108,6 +98,27 @@ class OwnLineage:
                 self._send_queue.control(peer, found)
         if (begun := self._own_founding.fork) is not None:
             self._begin(begun)
+
+    def _no_quorum_since(self, current: Round, now: float) -> float | None:
+        """Return the time since which the round cannot commit with the reachable peers; None if it can, or has.
+
+        It cannot either if it is bound to results that no reachable peer has.
+        """
+        agreement = current.agreement
+        lacks = current.missing_results, current.unclaimed
+        if lacks != self._missing[0]:
+            self._missing = lacks, now
+        # Voters that have restarted are reachable, but have lost the results. There are pauses between those that we follow.
+        longest = PATIENCES * agreement.terms.patience
+        if current.follows and not current.exhausted:
+            longest = max(LATEST, longest)
+        lost = current.missing_results and now >= self._missing[1] + longest
+        # A founder of a lineage that begins before this round has no results of it.
+        gone = current.missing_results and current.unobtainable(without=self._own_founding.stated)
+        able = (agreement.able or agreement.commit is not None) and not (gone or lost)
+        if not self._replica.members or current.complete or able:
+            return None
+        return self._missing[1] if lost else now
 
     @property
     def _own_founding(self) -> Founding:

@@ -71,5 +71,5 @@ class ProgressClaims:
         return due[:ASKED]
 
     def on_link_down(self, peer: PeerId) -> None:
-        for what in (self._seen, self._claims, self._asked, self._questioned):
-            what.pop(peer, None)
+        for memory in (self._seen, self._claims, self._asked, self._questioned):
+            memory.pop(peer, None)

@@ -32,17 +32,17 @@ FOLLOWED_SECONDS = 15.0
 
 
 class RoundHistory:
-    """Last rounds of one peer, as servers of their commits and results, and the peers that follow them.
+    """Last rounds of one peer, which serve their commits and results, and the peers that follow them.
 
-    The last round is stored until all peers that were ready for it have continued. The results of older ones replace a
-    transfer of the state for peers that return with an older one, or that read one while rounds continue. `limit` bounds
-    their bytes while a peer follows or reads, a SPARE-th of it at other times.
+    The last round is stored until all peers that were ready for it have continued. Peers that return with an older state, or
+    read one while rounds continue, apply the results of older rounds instead of fetching a newer state. `limit`: most bytes of
+    stored results while a peer follows or reads; at other times a SPARE-th of it.
     """
 
     def __init__(self, limit: int, now: Callable[[], float]) -> None:
         self._limit, self._now = limit, now
         self._rounds: dict[int, Round] = {}
-        self._settled = 0
+        self._continued = 0
         """Round up to which all peers have continued, so that nothing is pending."""
         self._sizes: dict[int, int] = {}
         self._followers: dict[PeerId, float] = {}
@@ -78,7 +78,7 @@ class RoundHistory:
             count, size = count + 1, size + self._sizes[number]
         return count, size
 
-    def spent(self, round: int) -> float:
+    def used_part(self, round: int) -> float:
         """Return the part of the limits that the rounds after `round` take; 1 if some are not stored."""
         if self._rounds and round + 1 < min(self._rounds):
             return 1.0
@@ -104,7 +104,7 @@ class RoundHistory:
         self._commits.clear()
 
     def follow(self, peer: PeerId, round: int | None = None) -> None:
-        """Note that a peer asks about a past round, or (None) that answers for it wait to be sent."""
+        """Note that a peer asks about a past round, or (None) that answers to it wait to be sent."""
         self._followers[peer] = self._now()
         if round is not None:
             self._asked[peer] = *self._asked.get(peer, (self._behind(round), round))[:2], round
@@ -127,7 +127,7 @@ class RoundHistory:
         the rounds that it needs would soon be dropped.
         """
         first, since, round = self._asked.get(peer, (0, LAST_ROUND, LAST_ROUND))
-        if self._behind(round) > max(0, first - (round - since) // GAIN) or self.spent(round) > HURRY:
+        if self._behind(round) > max(0, first - (round - since) // GAIN) or self.used_part(round) > HURRY:
             self._hurried.add(peer)
         return peer in self._hurried
 
@@ -145,7 +145,7 @@ class RoundHistory:
             one.pump()
 
     def _pending(self) -> list[Round]:
-        return [one for number, one in self._rounds.items() if number > self._settled]
+        return [one for number, one in self._rounds.items() if number > self._continued]
 
     def prune(self, current: Round, live: Collection[PeerId], *, read: bool) -> None:
         """Drop what no peer needs. `read`: a peer reads a state that one of these rounds continues."""
@@ -160,9 +160,9 @@ class RoundHistory:
         last, limit = self._rounds.get(current.round - 1), self._limit
         if not wanted:
             over = last is None or _superseded(last, current, live)
-            self._settled, limit = current.round - (1 if over else 2), limit // SPARE
+            self._continued, limit = current.round - (1 if over else 2), limit // SPARE
         for number in sorted(self._rounds):
-            unneeded = number <= self._settled or number < current.round - 1
+            unneeded = number <= self._continued or number < current.round - 1
             if unneeded and (len(self._rounds) > MOST_ROUNDS or self.nbytes > limit):
                 del self._rounds[number]
         self._sizes = {number: self._sizes[number] for number in self._rounds}

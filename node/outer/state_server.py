@@ -45,11 +45,15 @@ REFILL_SECONDS = 600.0
 
 @dataclass(slots=True, eq=False)
 class _Snapshot:
+    """State of one round that peers may read.
+
+    proof: payload of its offer. twin: has the state. used: time of the last use by a reader. served: time of the last chunk
+    that was sent, None before the first one.
+    """
+
     offer: StateOffer
     proof: bytes
-    """Payload of the offer."""
     twin: Replica
-    """Has the state."""
     used: float
     served: float | None = None
     readers: set[PeerId] = field(default_factory=set)
@@ -59,15 +63,15 @@ class StateServer:
     """Serves the state of the round in which a peer asked for it, while rounds continue.
 
     If the state has readers when the replica is about to change, they keep it, and the replica continues with a copy, see
-    `Replica.twin`. A peer that takes part in a round reads no more (`done`). Until `resume` (or `entered`) makes this peer
-    part of the swarm, it answers that it has no state. `history`: past rounds whose results are served too; None: none are.
-    `paced`: chunks for joiners take a small part of the uplink (send_priority.py); but members are not delayed, because
-    rounds may wait for them, and neither are readers of a state so old that they would soon find no stored rounds to follow
-    it.
+    `Replica.twin`. A peer that takes part in a round is no reader any more (`done`). Until `resume` (or `entered`) makes this
+    peer part of the swarm, it answers that it has no state. `history`: past rounds whose results are served, too; None: none.
+    `paced`: chunks for joiners take a small part of the uplink (send_priority.py). Two kinds of readers have no pauses:
+    members, because rounds may wait for them, and readers of an old state, if the stored rounds that continue it would soon
+    be dropped.
 
     States of at most STORED rounds are stored. A newcomer is always offered the newest, because a liar may offer a false state
-    of a round that no honest peer offers. Each reader has an allowance of chunks. Without it, its chunks have pauses, and its
-    state is the first to be dropped. So a peer that reads for ever takes little of the uplink.
+    of a round that no honest peer offers. Each reader has an allowance of chunks. When it is used up, the reader's chunks have
+    pauses in any case, and its state is the first to be dropped. So a peer that reads for ever takes little of the uplink.
     """
 
     def __init__(
@@ -92,8 +96,8 @@ class StateServer:
         self._paced, self._hurried, self._chains = paced, set[PeerId](), chains
         chunks = max(1, -(-replica.state.nbytes // CHUNK_BYTES))
         self._allowance = TokenBuckets(WHOLE * chunks, chunks / REFILL_SECONDS)
-        self._spent: set[PeerId] = set()
-        """Readers without an allowance."""
+        self._over_allowance: set[PeerId] = set()
+        """Readers whose allowance is used up."""
         self._stored: list[_Snapshot] = []
         """Offered states, the oldest first; the last one may be that of the replica."""
         self._waiting: set[PeerId] = set()
@@ -104,7 +108,7 @@ class StateServer:
         self._partial = PartialState()
         self.progress = StateProgress(now, emit)
         """Transfers of a state to this peer."""
-        self._mail: asyncio.Queue[StateMessage] | None = None
+        self._receive_queue: asyncio.Queue[StateMessage] | None = None
         self._questions: Counter[PeerId] = Counter()
         """Number of times that each peer was asked for its state and has not answered, at most STALL."""
         self.offers: dict[PeerId, StateOffer] = {}
@@ -156,13 +160,13 @@ class StateServer:
     @property
     def copied(self) -> int:
         """Bytes of states that are stored for readers besides the replica."""
-        return sum(one.twin.state.nbytes for one in self._stored if self._left(one))
+        return sum(one.twin.state.nbytes for one in self._stored if self._detached(one))
 
     def _is_read(self, snapshot: _Snapshot) -> bool:
         """Return True if a reader that has an allowance has got chunks of this state."""
-        return snapshot.served is not None and bool(snapshot.readers - self._spent)
+        return snapshot.served is not None and bool(snapshot.readers - self._over_allowance)
 
-    def _left(self, snapshot: _Snapshot) -> bool:
+    def _detached(self, snapshot: _Snapshot) -> bool:
         """Return True if the replica does not use this state any more."""
         return snapshot.twin.state is not self._replica.state
 
@@ -171,13 +175,13 @@ class StateServer:
         for snapshot in self._stored:
             if snapshot.offer.round < round:
                 snapshot.readers.discard(peer)
-        self._keep(lambda one: bool(one.readers) or not self._left(one))
+        self._keep(lambda one: bool(one.readers) or not self._detached(one))
 
     def on_link_down(self, peer: PeerId) -> None:
         """Forget a reader; chunks that the peer owes are asked of others."""
         self.done(peer)
-        if self._mail is not None:
-            self._mail.put_nowait((peer, None))
+        if self._receive_queue is not None:
+            self._receive_queue.put_nowait((peer, None))
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
         message = frame.message
@@ -191,10 +195,10 @@ class StateServer:
             if not self._questions[peer]:
                 return  # A check takes time, so a peer gets no more of it than we have asked for.
             self._questions[peer] -= 1
-        if self._mail is None:
+        if self._receive_queue is None:
             return
         if not isinstance(message, StateOffer):
-            self._mail.put_nowait((peer, frame))
+            self._receive_queue.put_nowait((peer, frame))
             return
         offered = vouched(message, frame.payload, self._chains)
         if offered is None:
@@ -204,7 +208,7 @@ class StateServer:
         else:
             self.forget(peer)
             self.offers[peer] = message
-        self._mail.put_nowait((peer, offered or frame))
+        self._receive_queue.put_nowait((peer, offered or frame))
 
     def forget(self, *peers: PeerId) -> None:
         """Drop earlier messages of these peers that they have no state."""
@@ -225,10 +229,10 @@ class StateServer:
     def _is_current(self, snapshot: _Snapshot) -> bool:
         if any(self._send_queue.requested(peer, StateChunk, self._fragment) for peer in snapshot.readers):
             snapshot.used = self._now()  # its pauses may be longer
-        return self._now() <= snapshot.used + SNAPSHOT_SECONDS and self._history.spent(snapshot.offer.round) < 1
+        return self._now() <= snapshot.used + SNAPSHOT_SECONDS and self._history.used_part(snapshot.offer.round) < 1
 
     def _keep(self, wanted: Callable[[_Snapshot], bool]) -> None:
-        """Drop the states that are not `wanted`. Their readers learn that at once, and look for a newer one."""
+        """Drop the states that are not `wanted`. Their readers are told at once, and look for a newer one."""
         dropped = [one for one in self._stored if not wanted(one)]
         self._stored = [one for one in self._stored if one not in dropped]
         for snapshot in dropped:
@@ -245,12 +249,12 @@ class StateServer:
     def _pace(self) -> None:
         """Decide which readers have pauses."""
         hurried: set[PeerId] = set()
-        self._spent &= {peer for one in self._stored for peer in one.readers}
+        self._over_allowance &= {peer for one in self._stored for peer in one.readers}
         for snapshot in self._stored:
-            late = not self._paced or self._history.spent(snapshot.offer.round) > HURRY
+            late = not self._paced or self._history.used_part(snapshot.offer.round) > HURRY
             hurried |= snapshot.readers if late else snapshot.readers.intersection(self._replica.members)
         if self._paced:
-            hurried -= self._spent.difference(self._replica.members)
+            hurried -= self._over_allowance.difference(self._replica.members)
         for peer in sorted(hurried ^ self._hurried):
             self._send_queue.hurry((peer, self._fragment), peer in hurried)
         self._hurried = hurried
@@ -267,14 +271,14 @@ class StateServer:
         reached: Callable[[StateOffer], int | None] = lambda offer: None,
     ) -> FetchedState | OtherModelState | Replay | None:
         """Fetch the state of the last round of these peers, see `fetch_state`; NaN and infinity are rejected."""
-        self._mail, self.offers = asyncio.Queue(), {}
+        self._receive_queue, self.offers = asyncio.Queue(), {}
         self._questions = Counter({peer: count for peer, count in self._questions.items() if peer in peers})
         self.forget(*self.without)
         try:
             fetched = await fetch_state(
                 peers,
                 self._send,
-                self._mail,
+                self._receive_queue,
                 layout=self._replica.layout,
                 have=self._replica.hashes,
                 nbytes=self._replica.state.nbytes,
@@ -287,7 +291,7 @@ class StateServer:
                 reached=reached,
             )
         finally:
-            self._mail = None
+            self._receive_queue = None
             self.progress.look(self._partial)
         if isinstance(fetched, Replay):
             self._emit("replay", {"round": self._replica.round, "rounds": fetched.rounds, "bytes": fetched.nbytes})
@@ -374,7 +378,7 @@ class StateServer:
                 snapshot.used = snapshot.served = self._now()
                 snapshot.readers.add(peer)
                 within = self._allowance.take(peer, self._now())
-                (self._spent.discard if within else self._spent.add)(peer)
+                (self._over_allowance.discard if within else self._over_allowance.add)(peer)
                 self._pace()
                 break
         chunk = StateChunk(message.round, message.index, self._fragment)

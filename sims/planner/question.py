@@ -71,10 +71,8 @@ def question(
             )
         if not tokens:
             raise PlanError("how many tokens an inner step has is not known", "give --tokens, or --step SECONDS")
-        step = (6.0 * size + 4.0 * frozen) * tokens / (speed * 1e12)
+        step = _step_seconds(size, frozen, tokens, speed, assumed)
         machines = _machines(links, peers, step)
-        flop = "6 flop per parameter and token" + (" (4 if it is frozen)" if frozen else "")
-        assumed.append(f"{step:.3g} s for an inner step: {flop} at {speed:g} TFLOP/s")
     if not every and manifest is None:
         assumed.append(f"H = {settings.outer.sync_every}, the default of a manifest")
     try:
@@ -96,6 +94,14 @@ def question(
         )
     except SpecError as error:
         raise PlanError(str(error), "the default is int8(block=256)") from None
+
+
+def _step_seconds(trained: int, frozen: int, tokens: int, speed: float, assumed: list[str]) -> float:
+    """Return the seconds of an inner step at `speed` TFLOP/s; add the rule to `assumed`."""
+    step = (6.0 * trained + 4.0 * frozen) * tokens / (speed * 1e12)
+    flop = "6 flop per parameter and token" + (" (4 if it is frozen)" if frozen else "")
+    assumed.append(f"{step:.3g} s for an inner step: {flop} at {speed:g} TFLOP/s")
+    return step
 
 
 def count(text: str) -> int:

@@ -99,12 +99,12 @@ class AllGather(DataPlane):
         """True if every committed result is here and decodes; votes for it do not matter."""
         return super().complete and self._payloads.sound(self._slots.keys)
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Free the round's data: everything committed is here."""
-        super().settle()
+        super().finish()
         self._payloads.clear()
 
-    def reach(self, peer: PeerId) -> None:
+    def on_link_up(self, peer: PeerId) -> None:
         """Send a newly connected peer what it lacks."""
         proposal = self.proposal
         if proposal is not None and peer in proposal.alive and self.agreement.commit is None:

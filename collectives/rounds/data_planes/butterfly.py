@@ -179,7 +179,7 @@ class Butterfly(DataPlane):
             else:
                 self._reduce(index)
 
-    def reach(self, peer: PeerId) -> None:
+    def on_link_up(self, peer: PeerId) -> None:
         """Send a newly connected peer its chunks and our results."""
         proposal = self.proposal
         if proposal is not None and peer in proposal.alive and self.agreement.commit is None:
@@ -200,13 +200,13 @@ class Butterfly(DataPlane):
         self._owned.clear()
         self._on_result = _nothing
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Free the round's data; store what an audit needs."""
-        super().settle()
+        super().finish()
         commit = self.agreement.commit
         if self._audited and commit is not None:
             tools = self._reducer, self.codec, self.grid
-            self.audit_data = audit_data(commit, self.agreement.announcements.find, self._records.settle(), *tools)
+            self.audit_data = audit_data(commit, self.agreement.announcements.find, self._records.take_claims(), *tools)
 
     # --- contributing
 

@@ -132,7 +132,7 @@ class Screen(Protocol):
 class Contributions:
     """Contributions of one round.
 
-    `usual` holds the running norm of each chunk and changes only when the round commits (`settle`). `middle` computes
+    `usual` holds the running norm of each chunk and changes only when the round commits (`finish`). `middle` computes
     the usual norm from the norms of one round.
     """
 
@@ -256,7 +256,7 @@ class Contributions:
             self._held.pop(key, None)
             self._norms.pop(key, None)
 
-    def settle(self, name: bytes, *, learns: bool = True) -> None:
+    def finish(self, name: bytes, *, learns: bool = True) -> None:
         """End the round with the contributors called `name`; if it `learns`, update the usual norms."""
         if learns:
             self._usual.update(self._after.get(name, {}))

@@ -135,13 +135,13 @@ class DataPlane(ABC):
         self._source, self._attempt = source, attempt
         self._sent.clear()  # no peer has any of this yet
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Free the round's data: everything committed is here."""
         self._source = ()
         self.halt()
         if self.agreement.commit is not None:
             self.ratios = self._contributions.ratios(self.agreement.commit.proposal.contributors)
-        self._contributions.settle(self._key, learns=self._learns)
+        self._contributions.finish(self._key, learns=self._learns)
 
     def halt(self) -> None:
         """Drop what waits for more data or computation: this round is over here."""
@@ -161,7 +161,7 @@ class DataPlane(ABC):
         self._sent = {key for key in self._sent if key[0] != peer}
 
     @abstractmethod
-    def reach(self, peer: PeerId) -> None:
+    def on_link_up(self, peer: PeerId) -> None:
         """Send a newly connected `peer` what it lacks."""
 
     @abstractmethod

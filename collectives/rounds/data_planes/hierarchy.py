@@ -1,17 +1,17 @@
-"""Dense rounds in two levels: a cluster sends one value per chunk over the wide area.
+"""Dense rounds in two levels: a cluster of peers sends one subtotal per chunk over the wide area.
 
-A contribution goes to the relay of its own cluster, the relay sends the cluster's mean to the chunk's owner, the owner
-sends the mean of the clusters' values to the relays, and they forward it (`routes` assigns the roles). With G clusters
-of n peers the wide area carries 1 / n of a butterfly's bytes. Everything else works as in the butterfly: announcements,
-records, votes, repair.
+A contribution goes to the relay of its own cluster. The relay sends the subtotal, the mean of the cluster's contributions, to
+the owner of the chunk. The owner sends the mean of the subtotals to the relays, and they forward it (`hierarchy_routes`
+assigns the roles). With G clusters of n peers the wide area carries 1 / n of a butterfly's bytes. Everything else works as in
+the butterfly: announcements, records, votes, repair.
 
-Values: a cluster's mean is encoded once more with the run's codec, so with a lossy codec results carry its error twice.
-A lone peer's contribution is passed on unchanged. Results are a function of the contributions and of which of them
-share a site, both of which are announced; they do not depend on relays or owners.
+Values: a subtotal is encoded once more with the run's codec, so with a lossy codec results carry its error twice. The
+contribution of a cluster of one peer is passed on unchanged. Results are a function of the contributions and of the clusters
+of their peers, both of which the proposal names; they do not depend on relays or owners.
 
-Trust: the relay checks each contribution of its cluster against the announcement, and its norm against the usual one;
-the owner sees only the cluster's value, and checks its validity and norm. So a relay can falsify its chunks of its
-cluster's part, as an owner can falsify its own chunks altogether.
+Trust: the relay checks each contribution of its cluster against the announcement, and its norm against the usual one; the
+owner gets only the subtotal, and checks that it is valid, and its norm. So a relay can falsify the subtotals of its chunks,
+as an owner can falsify the results of its own chunks.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from thinwire.swarm.messages.registry import Digest, PeerId, Proposal, Subtotal
 
 
 class Hierarchy(Butterfly):
-    """Data plane of a hierarchy. The caller stores `groups`, the running norm of cluster values by chunk.
+    """Data plane of a hierarchy.
 
-    The other arguments are those of Butterfly.
+    `groups`: running norm of the subtotals by chunk, stored by the caller. The other arguments are those of Butterfly.
     """
 
-    # A relay gets contributions only from its own site, an owner one value of each site, others results from their relays.
+    # A relay gets contributions only from its own cluster, an owner one subtotal of each, others results from their relays.
     compares_peers: ClassVar[bool] = False
     # A peer that itself waits for others gets the time to name them.
     accusation_patiences: ClassVar[Mapping[str, float]] = {UNSUMMED: 2, "result missing": 3}
@@ -45,32 +45,33 @@ class Hierarchy(Butterfly):
     def __init__(self, agreement: Agreement, *, groups: dict[int, float], **sharded: Any) -> None:
         super().__init__(agreement, **sharded)
         self._routes: Routes | None = None
-        # Values of clusters, by the name of their inputs, so that they outlive a ballot that other peers have left. If
-        # two clusters differ much, neither is the outlier: the larger norm is remembered.
-        self._totals = Contributions(self.codec, self.grid, groups, median_high)
+        # By the name of the contributions in them, so that they outlive a ballot from which other peers are missing. If two
+        # clusters differ much, neither is the outlier: the larger norm is remembered.
+        self._subtotals = Contributions(self.codec, self.grid, groups, median_high)
         self._given: dict[tuple[Digest, int], PeerId] = {}
-        self._sent_totals: set[tuple[PeerId, int, Digest]] = set()
+        """Relay that sent us the subtotal of a cluster, by name and chunk."""
+        self._sent_subtotals: set[tuple[PeerId, int, Digest]] = set()
 
     # --- roles in a ballot
 
     def open(self, proposal: Proposal) -> None:
-        """Handle a new ballot: compute the routes and drop values of former relays."""
+        """Handle a new ballot: compute the routes and drop subtotals of former relays."""
         self._routes = routes = Routes(proposal, len(self.grid), self._seed)
         for (name, index), relay in list(self._given.items()):
-            # The value of a former relay may be the reason why it lost that role.
+            # The subtotal of a former relay may be the reason why it lost that role.
             if name not in routes.named or routes.collector(routes.named[name], index) != relay:
-                self._totals.drop((name, 0), index)
+                self._subtotals.drop((name, 0), index)
                 del self._given[name, index]
-        site = routes.number.get(self.me)
+        number = routes.number.get(self.me)
         # For the same reason, forget what we sent for chunks that we no longer collect; it is sent again if we collect
         # them again.
-        self._sent_totals = {
-            key for key in self._sent_totals if site is not None and routes.collector(site, key[1]) == self.me
+        self._sent_subtotals = {
+            key for key in self._sent_subtotals if number is not None and routes.collector(number, key[1]) == self.me
         }
         super().open(proposal)
 
     def _basis(self, proposal: Proposal) -> object:
-        """Return the inputs that determine the results: the contributors and which of them share a site."""
+        """Return the inputs that determine the results: the contributors and their clusters."""
         inputs = self._routes.inputs if self._routes is not None else ()
         return [proposal.contributors, [each.peer for each in inputs]]
 
@@ -79,27 +80,27 @@ class Hierarchy(Butterfly):
         routes = self._routes
         assert routes is not None
         self._set_owners(proposal, routes.owners)
-        site, chunks = routes.number.get(self.me), range(len(self.grid))
-        self._collectors = tuple(routes.collector(site, i) for i in chunks) if site is not None and routes.whole else ()
+        own, chunks = routes.number.get(self.me), range(len(self.grid))
+        self._collectors = tuple(routes.collector(own, i) for i in chunks) if own is not None and routes.whole else ()
 
     def _resume(self, proposal: Proposal) -> None:
         for index in range(len(self.grid)):
             self._send_result(proposal, index, self._result_receivers(proposal, index))
             self._reduce(index)
 
-    def settle(self) -> None:
-        """Free the round's data and update the usual norms of clusters."""
+    def finish(self) -> None:
+        """Free the round's data and update the usual norms of contributions and subtotals."""
         for cluster in self._routes.clusters if self._routes is not None else ():
-            self._contributions.settle(cluster.name, learns=self._learns)
-        self._totals.settle(self._key, learns=self._learns)
-        super().settle()
+            self._contributions.finish(cluster.name, learns=self._learns)
+        self._subtotals.finish(self._key, learns=self._learns)
+        super().finish()
 
     def on_link_down(self, peer: PeerId) -> None:
         """Mark data sent to `peer` as possibly lost."""
         super().on_link_down(peer)
-        self._sent_totals = {key for key in self._sent_totals if key[0] != peer}
+        self._sent_subtotals = {key for key in self._sent_subtotals if key[0] != peer}
 
-    def reach(self, peer: PeerId) -> None:
+    def on_link_up(self, peer: PeerId) -> None:
         """Send a newly connected peer what it lacks."""
         proposal = self.proposal
         if proposal is None or peer not in proposal.alive or self.agreement.commit is not None:
@@ -115,34 +116,36 @@ class Hierarchy(Butterfly):
     def _awaits(self, key: Key, index: int) -> bool:
         """Return whether we collect this chunk of this contributor."""
         routes = self._routes
-        site = routes.number.get(key[0]) if routes is not None and routes.whole and self.proposal is not None else None
-        if routes is None or site is None or routes.collector(site, index) != self.me:
+        if routes is None or not routes.whole or self.proposal is None:
             return False
-        return self._names(key, routes.clusters[site].entries)
+        number = routes.number.get(key[0])
+        if number is None or routes.collector(number, index) != self.me:
+            return False
+        return self._names(key, routes.clusters[number].entries)
 
     def _reduce(self, index: int) -> None:
-        """Compute the values of clusters that we collect, then the result if we own the chunk."""
+        """Compute the subtotals of the clusters that we collect, then the result if we own the chunk."""
         proposal, routes = self.proposal, self._routes
         if proposal is None or routes is None or not routes.whole or self.agreement.commit is not None:
             return
         if self.results.chunks[index] is not None and self.owners[index] == self.me:
             return
         for cluster in routes.collected(self.me, index):
-            if self._total(cluster, index) and self.owners[index] != self.me:
+            if self._compute_subtotal(cluster, index) and self.owners[index] != self.me:
                 self._send_subtotal(cluster, index)
         if self.owners[index] == self.me:
-            self._finish(proposal, routes, index)
+            self._reduce_subtotals(proposal, routes, index)
 
-    def _total(self, cluster: Cluster, index: int) -> bool:
-        """Compute the value of a cluster that we collect once its inputs are here; return whether it exists."""
+    def _compute_subtotal(self, cluster: Cluster, index: int) -> bool:
+        """Compute the subtotal of a cluster that we collect once its inputs are here; return whether we have it."""
         name = (cluster.name, 0)
-        if self._totals.has(name, index):
+        if self._subtotals.has(name, index):
             return True
         payloads = self._contributions.of(cluster.entries, index)
         if payloads is None:
             return False
         if cluster.sums:
-            # Screen our own too: if it were an outlier and only the sum were judged, the whole cluster would be blamed.
+            # Screen ours, too: if it were an outlier and only the subtotal were judged, the whole cluster would be blamed.
             for entry, payload in zip(cluster.entries, payloads, strict=True):
                 if entry.peer == self.me:
                     self._contributions.screen((self.me, entry.attempt), index, payload)
@@ -151,50 +154,51 @@ class Hierarchy(Butterfly):
             if outliers:
                 return False
             weights = [float(entry.weight) for entry in cluster.entries]
-            value = self._reducer.result(payloads, weights, self.grid.size(index))
-            self._totals.screen(name, index, value)
-            self._totals.own(*name, index, value)
+            subtotal = self._reducer.result(payloads, weights, self.grid.size(index))
+            self._subtotals.screen(name, index, subtotal)
+            self._subtotals.own(*name, index, subtotal)
         else:
             (entry,) = cluster.entries
-            self._contributions.lend((entry.peer, entry.attempt), index, self._totals, name)
+            self._contributions.lend((entry.peer, entry.attempt), index, self._subtotals, name)
         self.progress.arrived()
         return True
 
     def _send_subtotal(self, cluster: Cluster, index: int) -> None:
-        """Send the value of our cluster to the chunk's owner, once."""
+        """Send the subtotal of a cluster to the chunk's owner, once."""
         owner = self.owners[index]
-        value = self._totals.of((cluster.value,), index)
-        if value is not None and (owner, index, cluster.name) not in self._sent_totals:
-            self._sent_totals.add((owner, index, cluster.name))
+        found = self._subtotals.of((cluster.subtotal,), index)
+        if found is not None and (owner, index, cluster.name) not in self._sent_subtotals:
+            self._sent_subtotals.add((owner, index, cluster.name))
             message = Subtotal(self.round, self.fragment, cluster.name, index)
-            self._send_queue.bulk(owner, Frame(message, value[0]))
+            self._send_queue.bulk(owner, Frame(message, found[0]))
 
-    def _finish(self, proposal: Proposal, routes: Routes, index: int) -> None:
-        values = self._totals.of(routes.inputs, index)
-        if values is None:
+    def _reduce_subtotals(self, proposal: Proposal, routes: Routes, index: int) -> None:
+        """Compute the result of a chunk that we own once all subtotals are here."""
+        subtotals = self._subtotals.of(routes.inputs, index)
+        if subtotals is None:
             return
-        outliers = self._totals.outliers(routes.inputs, self._key, index)
+        outliers = self._subtotals.outliers(routes.inputs, self._key, index)
         for name in outliers:
             self._accuse_sources(routes, routes.named[name], index)
         if outliers:
             return
         weights = [float(each.weight) for each in routes.inputs]
-        single = len(values) == 1 and any(cluster.sums for cluster in routes.clusters)
-        # A single cluster's value is encoded already.
-        result = values[0] if single else self._reducer.result(values, weights, self.grid.size(index))
+        single = len(subtotals) == 1 and any(cluster.sums for cluster in routes.clusters)
+        # A single subtotal is encoded already.
+        result = subtotals[0] if single else self._reducer.result(subtotals, weights, self.grid.size(index))
         self.results.put(index, result)
         self.progress.arrived()
         self.check()
         self._send_result(proposal, index, self._result_receivers(proposal, index))
 
     def _accuse_sources(self, routes: Routes, number: int, index: int) -> None:
-        """Accuse the peers behind an outlier value: the contributors if we collected it, else the relay."""
+        """Accuse the peers behind a subtotal that is an outlier: the contributors if we collected them, else the relay."""
         collector, cluster = routes.collector(number, index), routes.clusters[number]
         if collector == self.me:
             for entry in cluster.entries:
                 self.agreement.accuse(entry.peer, "norm", self._now())
         else:
-            self._totals.drop((cluster.name, 0), index)  # another relay may have a better one
+            self._subtotals.drop((cluster.name, 0), index)  # another relay may have a better one
             self.agreement.accuse(collector, SUBTOTAL, self._now())
 
     def take(self, sender: PeerId, frame: Frame) -> None:
@@ -217,12 +221,12 @@ class Hierarchy(Butterfly):
         ):
             self._early.put(sender, frame)  # it may have overtaken the proposal that asks for it
             return
-        if self._totals.has((name, 0), index):
+        if self._subtotals.has((name, 0), index):
             return
-        if self._totals.screen((name, 0), index, frame.payload):
+        if self._subtotals.screen((name, 0), index, frame.payload):
             self.agreement.accuse(sender, SUBTOTAL, self._now())
             return
-        self._totals.own(name, 0, index, frame.payload)
+        self._subtotals.own(name, 0, index, frame.payload)
         self._given[name, index] = sender
         self.progress.arrived()
         self._reduce(index)
@@ -241,7 +245,7 @@ class Hierarchy(Butterfly):
     # --- blame
 
     def awaited_peers(self, proposal: Proposal) -> Collection[PeerId]:
-        """Return all peers of the group but ourselves, as values may be made of any peer's data."""
+        """Return all peers of the group but ourselves, as subtotals may be made of any peer's data."""
         return DataPlane.awaited_peers(self, proposal)
 
     def culprit(self, proposal: Proposal) -> tuple[PeerId, str] | None:
@@ -257,7 +261,7 @@ class Hierarchy(Butterfly):
                         return entry.peer, "chunk missing" if entry.peer in self.agreement.ready else "not announced"
         for index, collected in services:
             for name, number in routes.named.items() if self.owners[index] == self.me else ():
-                if not self._totals.has((name, 0), index) and routes.clusters[number] not in collected:
+                if not self._subtotals.has((name, 0), index) and routes.clusters[number] not in collected:
                     return routes.collector(number, index), UNSUMMED
         for index in results.lacks():
             relay, owner = routes.sources(self.me, index)[0], self.owners[index]

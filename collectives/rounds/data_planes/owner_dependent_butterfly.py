@@ -45,9 +45,9 @@ class OwnerDependentButterfly(Butterfly):
         if proposal.adopted is None:
             super()._scatter(proposal)
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Free the round's data."""
-        super().settle()
+        super().finish()
         self._voted = None
 
     def take(self, sender: PeerId, frame: Frame) -> None:

@@ -228,12 +228,12 @@ class OwnerRecords:
         known = all(self._agreement.announcements.find(entry) is not None for entry in proposal.contributors)
         return not known or None in self._by_chunk()
 
-    def settle(self) -> dict[int, tuple[PeerId, Digest]]:
+    def take_claims(self) -> dict[int, tuple[PeerId, Digest]]:
         """Return owner and hash of each result that is claimed, and forget all claims."""
         found = enumerate(zip(self._by_chunk(), self._results.each(), strict=True))
-        settled = {index: (claim.owner, one) for index, (claim, one) in found if claim is not None}
+        claimed = {index: (claim.owner, one) for index, (claim, one) in found if claim is not None}
         self._claims.clear()
-        return settled
+        return claimed
 
 
 def stated(record: ResultRecord) -> dict[int, Digest]:

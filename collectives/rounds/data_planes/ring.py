@@ -105,9 +105,9 @@ class Ring(OwnerDependentButterfly):
         if self._position is None or self._position.right is None:
             super()._scatter(proposal)
 
-    def reach(self, peer: PeerId) -> None:
+    def on_link_up(self, peer: PeerId) -> None:
         """Send a newly connected peer what it lacks."""
-        super().reach(peer)
+        super().on_link_up(peer)
         position = self._position
         if position is not None and peer == position.right:
             for index in range(len(self.grid)):
@@ -119,9 +119,9 @@ class Ring(OwnerDependentButterfly):
         if self._position is not None and peer == self._position.right:
             self._position.sent.clear()
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Free the round's data."""
-        super().settle()
+        super().finish()
         if self._position is not None:
             self._position.passed.clear()
             self._position.made.clear()

@@ -242,9 +242,9 @@ class SparseShardedReduce(OwnerDependentButterfly):
             self._rests.setdefault(index, {})[found] = rest
             super()._on_computed(index, (result, found))
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Free the round's data. Residuals change when the round is applied."""
-        super().settle()
+        super().finish()
         found = ((index, made.get(self.results.hashes((index,)))) for index, made in self._rests.items())
         self._residuals.prepare(self.round, {index: rest for index, rest in found if rest is not None}, self._others())
         self._rests = {}

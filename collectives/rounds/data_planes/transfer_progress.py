@@ -81,12 +81,12 @@ class TransferProgress:
         """Note useful data."""
         if not self._late:
             self._whole = self._last_arrival = self._now()
-            self._move()
+            self._note_progress()
 
     def partly_arrived(self) -> None:
         """Note that bytes of an incomplete frame are arriving."""
         if not self._late and self._now() < self._whole + PARTIAL_FRAMES * self._agreement.terms.patience:
-            self._move()
+            self._note_progress()
 
     def update(
         self,
@@ -107,7 +107,7 @@ class TransferProgress:
         )
         if sending and left > self._last_departure:
             self._last_departure = left
-            self._move()
+            self._note_progress()
         ours = {me} if sending else set()
         self._contributors.note(len(contributors.intersection(sent) - ours), len(contributors), now)
         self._owners.note(len(owners.intersection(served) - ours), len(owners), now)
@@ -139,6 +139,6 @@ class TransferProgress:
         late = commit is not None and any(entry.reason == MISSING for entry in commit.proposal.excluded)
         return min(took, 2 * half) if late and half else took
 
-    def _move(self) -> None:
+    def _note_progress(self) -> None:
         self.progressed_at = self._now()
         self._agreement.progress(self.progressed_at)

@@ -80,7 +80,7 @@ class Bandwidth:
             0, densest([at for at, _, _ in self._samples], [up for _, up, _ in self._samples], self._base[0])
         )
 
-    def settle(self) -> tuple[int, int]:
+    def end_round(self) -> tuple[int, int]:
         """End a round: return (up, down) in bytes/s to announce. Later samples count for the next round."""
         times = [now for now, _, _ in self._samples]
         ups, downs = [up for _, up, _ in self._samples], [down for _, _, down in self._samples]

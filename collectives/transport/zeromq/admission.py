@@ -297,7 +297,7 @@ async def _visit(
                 sock = await _connected((await sockets.resolver.numeric(host))[0], port, source)
                 await loop.create_connection(lambda: relay.outer, sock=sock)
             ours, theirs = relay.ends
-            control.settle()
+            control.mark_authenticated()
             answer = await done
     except ConnectionRefusedError:
         return Refuse("refused", f"no process listens at {contact.address}")

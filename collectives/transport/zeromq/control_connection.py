@@ -144,7 +144,7 @@ class ControlConnection:
         if self._channel is not None:
             self._channel.pause(paused)
 
-    def settle(self) -> None:
+    def mark_authenticated(self) -> None:
         """Mark the connection as authenticated.
 
         Cancel its deadline and remove it from the half-open connections.
@@ -165,12 +165,12 @@ class ControlConnection:
         if self._channel is None or self.tcp_relay.reason:
             self.close("closed here")
             return
-        self.settle()
+        self.mark_authenticated()
         self._timer = asyncio.get_running_loop().call_later(1.0, self.close, "closed here")
         self._channel.finish(last, 1000)
 
     def expire(self, seconds: float, reason: str) -> None:
-        """Close after `seconds`, unless settled or given a new deadline before."""
+        """Close after `seconds`, unless authenticated or given a new deadline before."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, self.close, reason)
@@ -222,7 +222,7 @@ class ControlConnection:
         self._received(self, key, [frame.buffer for frame in frames])
 
     def _ended(self, reason: str) -> None:
-        self.settle()
+        self.mark_authenticated()
         if self._channel is not None:
             if reason == RESET:
                 # Messages that arrived before the end still count.

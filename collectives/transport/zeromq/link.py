@@ -175,7 +175,7 @@ class Link:
     def _up(self, control: ControlConnection) -> None:
         self._control = control
         self.relay = self.relay or control.relay
-        control.settle()
+        control.mark_authenticated()
         self.read_or_wait()
         self._candidates.discard(control)
         self._stop_accepting("another connection was taken")

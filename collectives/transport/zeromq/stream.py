@@ -214,7 +214,7 @@ class Stream(asyncio.BufferedProtocol):
         self._incoming = None
         self._opening.close(self._check_over)
         self._close_writer()
-        self._settle()
+        self._leave_crowd()
         owner, self._owner = self._owner, None
         if owner is not None:
             owner.broken(self, reason)
@@ -244,7 +244,7 @@ class Stream(asyncio.BufferedProtocol):
             self.fail("internal error")
             raise error
 
-    def _settle(self) -> None:
+    def _leave_crowd(self) -> None:
         """Remove the stream from the unauthenticated ones: it has authenticated or closed."""
         if self._find_owner is not None and self._timer is not None:
             self._timer.cancel()
@@ -314,7 +314,7 @@ class Stream(asyncio.BufferedProtocol):
         self._opener.check(opening, bytes(self._small[OPENING.size : self._need]))
         self._writer = self._new_writer(self._setup(self._transport, sealer))
         self._have, self._need, self._room = 0, LENGTHS.size, LENGTHS.size
-        self._settle()
+        self._leave_crowd()
         self._start(owner, number)
 
     def _begin(self) -> None:

@@ -90,7 +90,7 @@ def test_liar_about_its_link_owns_at_most_the_bound_and_soon_nothing(swarm):
     shares = []
 
     def change(s):
-        s.nodes[3].presence.send_queue.bandwidth.settle = lambda: (2**50, 2**50)
+        s.nodes[3].presence.send_queue.bandwidth.end_round = lambda: (2**50, 2**50)
         for node in s.nodes.values():
             node.log = Watched(node, shares)
 

@@ -533,7 +533,7 @@ def test_adopted_results_are_unobtainable_while_none_of_their_voters_is_reachabl
     assert not harness.round.unobtainable()
     harness.round.on_link_down(OTHER)
     assert harness.round.unobtainable()
-    harness.round.reach(OTHER)
+    harness.round.on_link_up(OTHER)
     assert not harness.round.unobtainable()
 
 
@@ -541,17 +541,17 @@ def test_voter_that_is_reachable_again_is_asked_at_once_if_all_others_have_freed
     """Otherwise a peer that is behind would wait for it, although it may have freed them, too."""
     harness.round.on_link_down(OTHER)
     harness.on_message(LEADER, _commit(_opening(harness, LEADER, OTHER), harness))
-    harness.round.reach(OTHER)
+    harness.round.on_link_up(OTHER)
     assert {to for to, _, _ in harness.sent(Fetch)} == {LEADER}, "the leader may still send them"
     harness.round.on_link_down(OTHER)
     assert not harness.round.exhausted
-    harness.round.spent(LEADER)
+    harness.round.note_freed(LEADER)
     assert harness.round.mostly_exhausted and harness.round.exhausted
-    harness.round.reach(OTHER)
+    harness.round.on_link_up(OTHER)
     ((to, message, _),) = harness.sent(Fetch)
     assert to == OTHER and sorted(message.indices) == list(range(6))
     assert not harness.round.mostly_exhausted and not harness.round.exhausted
-    harness.round.spent(OTHER)
+    harness.round.note_freed(OTHER)
     assert harness.round.mostly_exhausted and harness.round.exhausted
 
 
@@ -575,12 +575,12 @@ def test_results_are_fetched_elsewhere_when_source_has_none():
     harness.on_message(LEADER, _commit(_opening(harness, *group), harness))
     asked = {to: message.indices for to, message, _ in harness.sent(Fetch)}
     assert asked.keys() == {LEADER, OTHER} and not harness.round.mostly_exhausted
-    harness.round.spent(OTHER)
+    harness.round.note_freed(OTHER)
     again = harness.sent(Fetch)
     assert [(to, message.indices) for to, message, _ in again] == [(LEADER, asked[OTHER])]
-    harness.round.spent(OTHER)
+    harness.round.note_freed(OTHER)
     assert not harness.sent(Fetch) and not harness.round.mostly_exhausted
-    harness.round.spent(LEADER)
+    harness.round.note_freed(LEADER)
     assert not harness.sent(Fetch) and harness.round.mostly_exhausted
     harness.on_message(LEADER, _commit(harness.round.agreement.commit.proposal, harness))
     assert not harness.round.mostly_exhausted, "what it had said was about another round"
@@ -589,13 +589,13 @@ def test_results_are_fetched_elsewhere_when_source_has_none():
 def test_results_are_fetched_from_several_sources():
     """Its link may lose the requests while the other peers have continued."""
     harness, third = Harness(), bytes([9]) * 32
-    harness.round.reach(third)
+    harness.round.on_link_up(third)
     group = (LEADER, OTHER, third)
     proposal = _opening(harness, *group)
     harness.on_message(LEADER, _commit(proposal, harness, voters=group))
-    harness.round.spent(OTHER)
+    harness.round.note_freed(OTHER)
     assert not harness.round.mostly_exhausted
-    harness.round.spent(third)
+    harness.round.note_freed(third)
     assert harness.round.mostly_exhausted
 
 
@@ -642,7 +642,7 @@ def test_peer_blames_no_owner_while_its_own_data_leaves_to_most_receivers(busy):
 def test_results_are_fetched_from_followers_when_voters_are_unreachable(honest):
     """A newcomer has followed the round and is in the next one: it has the results, or lies; the commit stays."""
     harness, guest = Harness(), bytes([9]) * 32
-    harness.round.reach(guest)
+    harness.round.on_link_up(guest)
     group = (LEADER, OTHER)
     proposal = _opening(harness, *group)
     harness.on_message(LEADER, _commit(proposal, harness))
@@ -951,7 +951,7 @@ def test_early_frames_are_limited_by_grid_and_group(harness):
 
 def test_peer_that_connects_before_the_round_opens_gets_no_chunks():
     harness = DenseHarness(Butterfly, peers=IDS)
-    harness.round.data_plane.reach(OTHER)
+    harness.round.data_plane.on_link_up(OTHER)
     assert harness.sent(Chunk) == [] and harness.sent(Result) == []
 
 
@@ -959,9 +959,9 @@ def test_peer_that_connects_in_the_round_gets_results_and_a_stranger_gets_none(h
     for peer in (LEADER, OTHER):
         harness.chunk(peer, 2)
     harness.sent(Result)
-    harness.round.data_plane.reach(PEERS[4])
+    harness.round.data_plane.on_link_up(PEERS[4])
     assert harness.sent(Result) == []
-    harness.round.data_plane.reach(OTHER)
+    harness.round.data_plane.on_link_up(OTHER)
     assert [(to, message.index) for to, message, _ in harness.sent(Result)] == [(OTHER, 2)]
 
 

@@ -24,7 +24,7 @@ def live(standing, rounds, fails):
         resting = standing.resting(round)
         failed = fails(round) - resting
         costly += [round] if failed else []
-        standing.settle(proposal_of(round, idle=resting | failed), failed)
+        standing.record(proposal_of(round, idle=resting | failed), failed)
     return costly
 
 
@@ -41,16 +41,16 @@ def test_single_failure_is_soon_forgotten():
 
 def test_departed_owner_is_forgotten():
     standing = PeerBackoff()
-    standing.settle(proposal_of(1), {DAN})
+    standing.record(proposal_of(1), {DAN})
     for round in range(2, 5):
-        standing.settle(proposal_of(round, alive=IDS[:3]), ())
+        standing.record(proposal_of(round, alive=IDS[:3]), ())
     assert not standing.remembered
 
 
 def lead(standing, round, leader, *others):
     """Commit a round in which this leader's ballot came after those of the others."""
     one = proposal_of(round)
-    standing.settle(msgspec.structs.replace(one, ballot=Ballot(2, leader)), (), led=(*others, leader))
+    standing.record(msgspec.structs.replace(one, ballot=Ballot(2, leader)), (), led=(*others, leader))
 
 
 def test_peer_with_ballots_in_vain_is_hasty_for_ever_more_rounds():
@@ -93,7 +93,7 @@ def commit(standing, round, withholds):
     lacks = {DAN} if withholds and not barred else set()
     there = [peer for peer in IDS if peer != DAN or not (withholds or barred)]
     contributors = tuple(Contribution(peer, 1, 10) for peer in there)
-    standing.settle(msgspec.structs.replace(proposal_of(round), contributors=contributors), (), lacks)
+    standing.record(msgspec.structs.replace(proposal_of(round), contributors=contributors), (), lacks)
     return barred
 
 
@@ -121,10 +121,10 @@ def test_memory_of_withheld_data_is_bounded_and_survives_a_departure():
     standing = PeerBackoff()
     for round in range(1, 4):
         commit(standing, round, True)
-    standing.settle(proposal_of(4, alive=IDS[:3]), ())
+    standing.record(proposal_of(4, alive=IDS[:3]), ())
     assert standing.barred(5) == {DAN}
     for number in range(1, MAX_GROUP + 1):
-        standing.settle(proposal_of(5, alive=IDS[:3]), (), {number.to_bytes(32, "big")})
+        standing.record(proposal_of(5, alive=IDS[:3]), (), {number.to_bytes(32, "big")})
     assert len(standing.remembered) == MAX_GROUP and not standing.barred(6)
 
 
@@ -132,7 +132,7 @@ def test_contributor_that_serves_no_audit_pauses_longer_each_time_and_works_it_o
     standing = PeerBackoff()
     for round in (1, 2, 3):
         standing.audited(DAN, round, served=False)
-        standing.settle(proposal_of(round), ())
+        standing.record(proposal_of(round), ())
     assert standing.barred(11) == standing.resting(11) == {DAN} and not standing.barred(12)
     standing.audited(DAN, 12, served=False)
     assert standing.barred(12 + 16) == {DAN} and not standing.resting(12 + 17)

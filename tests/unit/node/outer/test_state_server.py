@@ -72,7 +72,7 @@ class Server:
             entered=True,
             emit=lambda kind, fields: self.events.append((kind, fields)),
             report=lambda name, detail: self.told.append(name),
-            history=SimpleNamespace(replay=(0, 0), spent=lambda round: self.spent * (self.replica.round - round)),
+            history=SimpleNamespace(replay=(0, 0), used_part=lambda round: self.spent * (self.replica.round - round)),
             chains=ReceivedChains(unchecked),
             paced=paced,
         )

@@ -108,7 +108,7 @@ def test_own_pieces_are_sent_to_each_peer_once():
     harness.open(ballot=Ballot(2, LEADER))
     assert not harness.sent(Chunk)
     harness.round.on_link_down(OTHER)
-    harness.round.reach(OTHER)
+    harness.round.on_link_up(OTHER)
     assert [to for to, _, _ in harness.sent(Chunk)] == [OTHER]
 
 

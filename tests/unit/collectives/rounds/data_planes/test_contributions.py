@@ -68,7 +68,7 @@ def test_contributor_beyond_the_usual_norm_is_named_and_not_learned():
     found = held(usual, ann=0.5, ben=5000.0)
     assert found.outliers(entries(ANN, BEN), NAME, 0) == (BEN,)
     assert usual == {0: 1.0}, "before the commit"
-    found.settle(NAME)
+    found.finish(NAME)
     assert usual == {0: pytest.approx(0.95)} and len(found) == 0
 
 
@@ -77,7 +77,7 @@ def test_norms_of_other_contributors_are_not_learned():
     found = held(usual, ann=0.5, ben=2.0)
     found.outliers(entries(ANN), OTHER, 0)
     found.outliers(entries(BEN), NAME, 0)
-    found.settle(NAME)
+    found.finish(NAME)
     assert usual == {0: pytest.approx(1.1)}
 
 
@@ -85,7 +85,7 @@ def test_round_that_does_not_learn_leaves_the_usual_norm():
     usual = {0: 1.0}
     found = held(usual, ann=0.5)
     found.outliers(entries(ANN), NAME, 0)
-    found.settle(NAME, learns=False)
+    found.finish(NAME, learns=False)
     assert usual == {0: 1.0}
 
 
@@ -134,7 +134,7 @@ def test_norms_of_the_first_round_are_its_own_measure():
     usual = {}
     found = held(usual, ann=5000.0, ben=7000.0, cat=9e7)
     assert found.outliers(entries(ANN, BEN, CAT), NAME, 0) == (CAT,)
-    found.settle(NAME)
+    found.finish(NAME)
     assert usual == {0: pytest.approx(5000.0)}
 
 

@@ -300,11 +300,11 @@ def test_reconnected_peer_gets_missed_frames(harness):
     for kind in (Subtotal, Result, Chunk):
         harness.sent(kind)
     harness.round.on_link_down(FURTHER)
-    harness.round.reach(FURTHER)
+    harness.round.on_link_up(FURTHER)
     assert [(to, message.index) for to, message, _ in harness.sent(Subtotal)] == [(FURTHER, 4)]
     assert [(to, message.index) for to, message, _ in harness.sent(Result)] == [(FURTHER, 3)]
     harness.round.on_link_down(LEADER)
-    harness.round.reach(LEADER)
+    harness.round.on_link_up(LEADER)
     assert [(to, message.index) for to, message, _ in harness.sent(Chunk)] == [(LEADER, i) for i in (0, 1, 2)]
 
 

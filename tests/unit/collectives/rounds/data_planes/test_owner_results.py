@@ -72,7 +72,7 @@ def claim(one, owner=BEN, signer=BEN):
 def settled(one, *, committed=RESULTS):
     records = records_of(committed)
     records.take_claim(claim(one))
-    return records.settle()
+    return records.take_claims()
 
 
 def made(claims, *, proposal=OPENED, announced=READY):
@@ -143,8 +143,8 @@ def test_claim_counts_for_the_results_that_have_its_hashes_only():
     records = records_of(RESULTS)
     for one, owner in ((record(other), ANN), (record(), BEN), (record(), CAT)):
         records.take_claim(claim(one, owner, owner))
-    assert {owner for owner, _ in records.settle().values()} == {BEN}
-    assert records.settle() == {}
+    assert {owner for owner, _ in records.take_claims().values()} == {BEN}
+    assert records.take_claims() == {}
 
 
 @pytest.mark.parametrize(
@@ -161,14 +161,14 @@ def test_claim_counts_for_the_results_that_have_its_hashes_only():
 def test_false_claim_is_not_taken(false):
     records = records_of(RESULTS)
     records.take_claim(false)
-    assert records.settle() == {}
+    assert records.take_claims() == {}
 
 
 def test_claim_of_a_newcomer_counts_if_we_have_followed_a_ballot_in_which_it_owns_chunks():
     records, newcomer = records_of(RESULTS), PEERS[3]
     records.open(OPENED, [newcomer] * len(GRID))
     records.take_claim(claim(record(), newcomer, newcomer))
-    assert {owner for owner, _ in records.settle().values()} == {newcomer}
+    assert {owner for owner, _ in records.take_claims().values()} == {newcomer}
 
 
 @pytest.mark.parametrize("sender", [ANN, BEN, PEERS[3]])
@@ -214,7 +214,7 @@ def test_owner_claims_what_it_has_computed():
         records.note_computed(index)
     assert records.sign(OPENED, MINE) == record()
     assert records.sign(OPENED, (0, 1)).basis == b"", "computed by another peer"
-    assert {owner for owner, _ in records.settle().values()} == {ANN}
+    assert {owner for owner, _ in records.take_claims().values()} == {ANN}
 
 
 def test_only_the_first_record_of_an_owner_is_a_claim():
@@ -225,4 +225,4 @@ def test_only_the_first_record_of_an_owner_is_a_claim():
     records.take(BEN, first, signature(BEN, first))
     records.take(BEN, record(), signature(BEN, record()))
     assert records.results.expected_hash(2) == blake3.blake3(bytes(len(RESULTS[2]))).digest()
-    assert records.settle() == {}
+    assert records.take_claims() == {}

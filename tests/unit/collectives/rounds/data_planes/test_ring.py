@@ -252,11 +252,11 @@ def test_reconnected_neighbour_gets_all_partials_again(harness):
     for index in (*PASSING, *MINE):
         harness.partial(index)
     harness.queue.sent.clear()
-    harness.round.reach(OTHER)
+    harness.round.on_link_up(OTHER)
     assert harness.sent(Partial) == [], "it has it all"
     harness.round.on_link_down(OTHER)
     harness.queue.sent.clear()
-    harness.round.reach(OTHER)
+    harness.round.on_link_up(OTHER)
     assert {index for _, index in sent(harness.sent(Partial))} == {*BEGUN, *PASSING}
     assert {index for _, index in sent(harness.sent(Result))} == {*MINE}
 

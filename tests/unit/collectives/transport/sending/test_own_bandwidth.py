@@ -39,9 +39,9 @@ class Meter:
 def test_bandwidth_is_unknown_until_bytes_move():
     meter = Meter()
     meter.idle(10)
-    assert meter.link.settle() == (0, 0)
+    assert meter.link.end_round() == (0, 0)
     meter.move(LEAST // 2, 1)
-    assert meter.link.settle() == (0, 0), "too little"
+    assert meter.link.end_round() == (0, 0), "too little"
 
 
 def test_bandwidth_excludes_waiting_time():
@@ -50,7 +50,7 @@ def test_bandwidth_excludes_waiting_time():
         meter.idle(30)
         meter.move(10 * MB, 2, up=False)
         meter.idle(5)
-        up, down = meter.link.settle()
+        up, down = meter.link.end_round()
         assert up == 0 and down == pytest.approx(5 * MB, rel=0.01)
 
 
@@ -59,21 +59,21 @@ def test_slow_receiver_does_not_lower_own_bandwidth():
     meter = Meter()
     meter.move(9 * MB, 0.75)
     meter.move(3 * MB, 9)
-    assert meter.link.settle()[0] == pytest.approx(12 * MB, rel=0.05)
+    assert meter.link.end_round()[0] == pytest.approx(12 * MB, rel=0.05)
 
 
 def test_too_short_transfer_is_not_measured():
     meter = Meter(step=0.001)
     meter.idle(1)
     meter.move(2 * MB, 0.01)
-    assert meter.link.settle() == (0, 0)
+    assert meter.link.end_round() == (0, 0)
     meter.move(2 * MB, 0.2)
-    known = meter.link.settle()
+    known = meter.link.end_round()
     assert known[0] == pytest.approx(10 * MB, rel=0.1)
     meter.idle(1)
     meter.move(MB, 0.005)
     meter.move(MB, 1)
-    assert meter.link.settle() == known, "it is no slower because the rest was"
+    assert meter.link.end_round() == known, "it is no slower because the rest was"
 
 
 def test_burst_is_timed_from_the_idle_moment_before_it():
@@ -81,14 +81,14 @@ def test_burst_is_timed_from_the_idle_moment_before_it():
     meter.idle(1)
     meter.move(2 * MB, 0.1)
     meter.move(MB, 10)
-    assert meter.link.settle()[0] == pytest.approx(20 * MB, rel=0.01)
+    assert meter.link.end_round()[0] == pytest.approx(20 * MB, rel=0.01)
 
 
 def test_download_rate_is_at_least_upload_rate():
     meter = Meter()
     meter.move(10 * MB, 1, down=False)
     meter.move(10 * MB, 10, up=False)
-    up, down = meter.link.settle()
+    up, down = meter.link.end_round()
     assert up == down == pytest.approx(10 * MB, rel=0.05)
     assert meter.link.down == pytest.approx(MB, rel=0.05)
 
@@ -96,24 +96,24 @@ def test_download_rate_is_at_least_upload_rate():
 def test_lumps_are_timed_by_their_spacing():
     meter = Meter(step=0.8)
     meter.move(20 * MB, 16)
-    assert meter.link.settle()[0] == pytest.approx(MB / 0.8, rel=0.01)
+    assert meter.link.end_round()[0] == pytest.approx(MB / 0.8, rel=0.01)
 
 
 def test_bandwidth_estimate_rises_faster_than_it_falls():
     meter = Meter()
     meter.move(10 * MB, 2)
-    assert meter.link.settle()[0] == pytest.approx(5 * MB, rel=0.01)
+    assert meter.link.end_round()[0] == pytest.approx(5 * MB, rel=0.01)
     meter.move(20 * MB, 2)
-    assert meter.link.settle()[0] == pytest.approx((5 + RISE * 5) * MB, rel=0.01)
+    assert meter.link.end_round()[0] == pytest.approx((5 + RISE * 5) * MB, rel=0.01)
     meter.move(5 * MB, 2)
-    assert meter.link.settle()[0] == pytest.approx((7.5 - FALL * 5) * MB, rel=0.01)
+    assert meter.link.end_round()[0] == pytest.approx((7.5 - FALL * 5) * MB, rel=0.01)
 
 
 def test_long_transfer_is_measured_with_bounded_memory():
     meter = Meter()
     meter.move(1000 * MB, 0.05 * 10 * MAX_SAMPLES)
     assert meter.link.samples <= MAX_SAMPLES
-    assert meter.link.settle()[0] == pytest.approx(1000 * MB / (0.5 * MAX_SAMPLES), rel=0.05)
+    assert meter.link.end_round()[0] == pytest.approx(1000 * MB / (0.5 * MAX_SAMPLES), rel=0.05)
 
 
 def test_bandwidth_sample_is_due_periodically():
@@ -129,7 +129,7 @@ def test_bandwidth_is_valid_for_any_samples(steps):
     for seconds, nbytes in steps:
         now, up = now + seconds, up + nbytes
         link.add_sample(up, up, now)
-    assert all(type(rate) is int and 0 <= rate <= CEILING for rate in link.settle())
+    assert all(type(rate) is int and 0 <= rate <= CEILING for rate in link.end_round())
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 10), st.integers(1, 10**7)), min_size=1, max_size=30), st.integers(0, 10**6))

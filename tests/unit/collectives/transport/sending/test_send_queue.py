@@ -486,7 +486,7 @@ def play_link(story, rate=2.5e6):
         for index in range(16):
             send_queue.bulk(A, Frame(Chunk(1, 0, 1, index), bytes(MIB // 16)))
         await asyncio.sleep(1.0)
-        assert send_queue.bandwidth.settle()[0] == pytest.approx(rate, rel=0.1)
+        assert send_queue.bandwidth.end_round()[0] == pytest.approx(rate, rel=0.1)
         await story(wire, send_queue)
         await send_queue.close()
 
@@ -504,7 +504,7 @@ def test_state_has_its_part_of_a_known_uplink_whatever_the_number_of_joiners():
                 send_queue.bulk(bytes([9 + newcomer]) * 32, Frame(StateChunk(1, index), bytes(MIB)), requested=True)
         for _ in range(2):
             await asyncio.sleep(60.0)
-            known = send_queue.bandwidth.settle()[0]
+            known = send_queue.bandwidth.end_round()[0]
             assert known == pytest.approx(rate, rel=0.1), "pauses are no slow link"
         paths = send_queue.link_rates.rates(virtual_loop.current().time())
         assert all(found >= 0.9 * rate for found in paths.values()), "nor a slow path to a joiner"
@@ -531,7 +531,7 @@ def test_results_for_a_joiner_share_the_part_of_state_and_wait_only_once():
         send_queue.bulk(B, Frame(Chunk(2, 0, 1, 0), bytes(MIB)))
         await asyncio.sleep(130.0)
         assert isinstance(wire.sent[-1][2], Result | StateChunk)
-        assert send_queue.bandwidth.settle()[0] == pytest.approx(rate, rel=0.1), "pauses are no slow link"
+        assert send_queue.bandwidth.end_round()[0] == pytest.approx(rate, rel=0.1), "pauses are no slow link"
         sent = [at for at, _, message in wire.sent if isinstance(message, Result | StateChunk)]
         most = 60.0 * rate / PART / MIB
         assert all(sum(at <= other < at + 60.0 for other in sent) <= most + 1 for at in sent)
