@@ -106,6 +106,60 @@ def collect(
                 break
 
 
+@inline
+def narrow(near: NDArray[np.uint32], n: Int, keep: Int, below: Int, above: Int) -> tuple[Int, Int]:
+    """Return the largest threshold that at least `keep` of the first n values reach, and how many reach it.
+
+    At least `keep` of them reach `below`, and fewer reach `above`. The values after n are overwritten, to the next whole word.
+    """
+    words = (n + WORD - 1) // WORD
+    near[n : words * WORD] = 0
+    reached = np.int64(n)
+    while reached > keep and above - below > 1:
+        middle = below + (above - below) // 2
+        found = np.int64(0)
+        for w in range(words):
+            found += np.int64(ones(reaching(near, WORD * w, np.uint32(middle))))
+        if found >= keep:
+            below, reached = middle, found
+        else:
+            above = middle
+    return below, reached
+
+
+@inline
+def select(
+    at: NDArray[np.uint16],
+    near: NDArray[np.uint32],
+    n: Int,
+    keep: Int,
+    threshold: Int,
+    reached: Int,
+    final: NDArray[np.uint16],
+    final_bits: NDArray[np.uint32],
+) -> None:
+    """Write the positions and values of the first n that are selected: the `keep` largest, of equal ones the first.
+
+    `reached` of them reach the threshold. There are no branches in the loops, because the selection is unpredictable: entries
+    that are not selected are overwritten.
+    """
+    p = 0
+    if reached == keep:
+        for q in range(n):
+            final[p], final_bits[p] = at[q], near[q]
+            p += int(np.int64(near[q] & MAGNITUDE) >= threshold)
+        return
+    equal = np.int64(keep)
+    for q in range(n):
+        equal -= int(np.int64(near[q] & MAGNITUDE) > threshold)
+    for q in range(n):
+        key = np.int64(near[q] & MAGNITUDE)
+        tie = int(key == threshold) & int(equal > 0)
+        equal -= tie
+        final[p], final_bits[p] = at[q], near[q]
+        p += int(key > threshold) | tie
+
+
 @kernel
 def topk(
     values: NDArray[np.float32],
@@ -176,36 +230,9 @@ def topk(
         if peak >= INFINITE:
             return peak
         top, above = max(top, np.int64(peak)), min(above, np.int64(peak) + 1)
-        near_words = (n + WORD - 1) // WORD
-        near[n : near_words * WORD] = 0
-        reached = np.int64(n)
-        while reached > keep and above - below > 1:
-            middle = below + (above - below) // 2
-            found = np.int64(0)
-            for w in range(near_words):
-                found += np.int64(ones(reaching(near, WORD * w, np.uint32(middle))))
-            if found >= keep:
-                below, reached = middle, found
-            else:
-                above = middle
+        below, reached = narrow(near, n, keep, below, above)
         guess = max(np.int64(0), (guess + below - STEP) // 2)
-        # Without branches, because the selection is unpredictable: entries that are not selected are overwritten.
-        p = 0
-        if reached == keep:
-            for q in range(n):
-                final[p], final_bits[p] = at[q], near[q]
-                p += int(np.int64(near[q] & MAGNITUDE) >= below)
-        else:
-            # The last ones are equal; the first of these are taken.
-            equal = np.int64(keep)
-            for q in range(n):
-                equal -= int(np.int64(near[q] & MAGNITUDE) > below)
-            for q in range(n):
-                key = np.int64(near[q] & MAGNITUDE)
-                tie = int(key == below) & int(equal > 0)
-                equal -= tie
-                final[p], final_bits[p] = at[q], near[q]
-                p += int(key > below) | tie
+        select(at, near, n, keep, below, reached, final, final_bits)
         for p in range(keep):
             indices[place + p], chosen_bits[place + p] = final[p], final_bits[p]
         place += keep
