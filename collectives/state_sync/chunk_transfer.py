@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import blake3
 import numpy as np
-from thinwire.collectives.state_sync.offer_search import STALL, Search, StateMessage
+from thinwire.collectives.state_sync.offer_search import MOST_PATIENCES, Search, StateMessage
 from thinwire.collectives.state_sync.state_offers import Offered
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
@@ -115,7 +115,7 @@ class ChunkTransfer:
         self._now = asyncio.get_running_loop().time
         self._last = self._now()
         """Time of the last chunk of any source."""
-        self._sources = {peer: _Source(self._last, STALL * patience) for peer in sources}
+        self._sources = {peer: _Source(self._last, MOST_PATIENCES * patience) for peer in sources}
         differ = [index for index, found in enumerate(self._hashes) if index >= len(have) or have[index] != found]
         self._asked: dict[int, list[PeerId]] = {index: [] for index in differ}
         """Sources that owe each of the chunks that differ."""

@@ -19,7 +19,7 @@ from thinwire.collectives.state_sync.state_offers import Offered, Offers
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import PeerId, StateOffer
 
-STALL = 5
+MOST_PATIENCES = 5
 """Patiences for which too few offers are waited for, and after which a source without a chunk is late."""
 
 LAST_ROUND = 2**32 - 2
@@ -73,7 +73,7 @@ class OfferSearch:
     ) -> None:
         self.offers: Offers = {}
         self.away: set[PeerId] = set()
-        self.progress = Search(STALL * patience)
+        self.progress = Search(MOST_PATIENCES * patience)
         self._peers, self._ask, self._receive_queue, self._patience = peers, ask, receive_queue, patience
         self._accept, self._choose = accept, choose
         self._asked: set[PeerId] = set()
@@ -92,7 +92,7 @@ class OfferSearch:
                 waited += 1
             chosen, sure = self._choose(self.offers)
             most = waited and 2 * len(chosen) > self._possible
-            if sure or most or not self._answered or STALL in (waited, hurried):
+            if sure or most or not self._answered or MOST_PATIENCES in (waited, hurried):
                 break
             if self._answered.issuperset(self._peers):
                 if len({one.offer.round for one in self.offers.values()}) <= 1:

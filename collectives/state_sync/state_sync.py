@@ -67,11 +67,11 @@ async def fetch_state(
     Returns None if no peer offers a state that is accepted (try again), OtherModelState if only states of another
     model are offered, and Replay if the results of the rounds since the local state have fewer bytes.
 
-    peers: reachable peers. The collection may change meanwhile: new peers are asked, and departed ones are not waited
-    for. have: hashes of the local chunks; nbytes: size of the state; both follow from the layout. patience: seconds to
-    wait for all offers, and the unit of STALL: after STALL times the patience the peers that have answered are enough. If
-    all have answered, but were between two rounds, they are asked again at once. accept: decides which offers count.
-    partial: remains of earlier tries, updated by this one. receive_queue: messages about this `fragment`.
+    peers: reachable peers. The collection may change meanwhile: new peers are asked, and departed ones are not waited for.
+    have: hashes of the local chunks; nbytes: size of the state; both follow from the layout. patience: seconds to wait for all
+    offers; after MOST_PATIENCES of them the peers that have answered are enough. If all have answered, but were between two
+    rounds, they are asked again at once. accept: decides which offers count. partial: remains of earlier tries, updated by
+    this one. receive_queue: messages about this `fragment`.
     turn: held during the transfer, to limit the number of simultaneous transfers of several states; after waiting for it,
     offers are requested again, because rounds have continued. copy_below: look for a backup copy of a state whose
     holders have all departed, namely the newest copy of a round below this one, on any peer. reached: returns the round

@@ -107,7 +107,7 @@ def collect(
 
 
 @inline
-def narrow(near: NDArray[np.uint32], n: Int, keep: Int, below: Int, above: Int) -> tuple[Int, Int]:
+def narrow(near: NDArray[np.uint32], n: Int, keep: Int, below: np.int64, above: np.int64) -> tuple[np.int64, np.int64]:
     """Return the largest threshold that at least `keep` of the first n values reach, and how many reach it.
 
     At least `keep` of them reach `below`, and fewer reach `above`. The values after n are overwritten, to the next whole word.

@@ -25,7 +25,7 @@ from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression.compile_kernels import warm_up
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.registry import dense
-from thinwire.node.membership.presence import Family
+from thinwire.node.membership.presence import Topic
 from thinwire.node.peer.peer import Peer
 from thinwire.node.runtime.loop_thread import LoopThread
 from thinwire.swarm.identity.errors import HintedError
@@ -208,7 +208,7 @@ def operations_of(peer: Peer) -> AllreduceService:
         aside=presence.aside,
     )
     service = AllreduceService(context, gone=gone)
-    presence.attach(Family.OPERATIONS, service)
+    presence.attach(Topic.OPERATIONS, service)
     return service
 
 

@@ -20,12 +20,12 @@ from thinwire.node.local_swarm import loss_plot
 from thinwire.node.local_swarm.baseline import WORK, evaluate
 from thinwire.node.local_swarm.child_process import Child
 from thinwire.node.local_swarm.event_analysis import (
+    DigestComparison,
     EventAnalysis,
-    Proof,
     bytes_sent,
     commits,
+    compare_digests,
     lineages,
-    proof,
     recovery,
     round_at,
     saved_factor,
@@ -126,7 +126,7 @@ def conclude(swarm: FinishedSwarm, style: str, display: Display) -> list[str]:
     """Print the summary to stdout (with style "json" as one line of JSON). Return the faults of the run."""
     analyses = [child.analysis for child in swarm.peers]
     alike = METHODS[swarm.manifest.outer.method].replica.alike
-    found = proof(analyses, [child.analysis for child in swarm.peers if child.live], alike=alike)
+    found = compare_digests(analyses, [child.analysis for child in swarm.peers if child.live], alike=alike)
     # A user who stopped the swarm wants the terminal back: skip everything that takes seconds.
     if not swarm.stopped:
         display.say("evaluating the model of the swarm, from a checkpoint")
@@ -143,7 +143,7 @@ def conclude(swarm: FinishedSwarm, style: str, display: Display) -> list[str]:
     return verdict.faults() + ([made.fault] if made.fault else [])
 
 
-def _made(swarm: FinishedSwarm, found: Proof) -> SavedModel:
+def _made(swarm: FinishedSwarm, found: DigestComparison) -> SavedModel:
     """Load the checkpoint of a live peer into a new model, evaluate it, and generate text."""
     for child in swarm.peers:
         if child.live and child.analysis.end:
@@ -151,7 +151,7 @@ def _made(swarm: FinishedSwarm, found: Proof) -> SavedModel:
     return SavedModel(fault="no peer is left that could have a checkpoint")
 
 
-def _load(swarm: FinishedSwarm, child: Child, found: Proof) -> SavedModel:
+def _load(swarm: FinishedSwarm, child: Child, found: DigestComparison) -> SavedModel:
     identity = Identity.load(directories(child.home).key)
     loaded = CheckpointStore(child.run_directory().checkpoints, RealDisk(), identity).load(child.analysis.run)
     if loaded.snapshot is None or loaded.path is None:
@@ -199,7 +199,7 @@ def write_on(training: LocalLearner, seed: int) -> tuple[str, str]:
     return decode(ids[: start.shape[1]]), decode(ids[start.shape[1] :])
 
 
-def _summary(swarm: FinishedSwarm, found: Proof, made: SavedModel, path: str) -> Summary:
+def _summary(swarm: FinishedSwarm, found: DigestComparison, made: SavedModel, path: str) -> Summary:
     analyses = [child.analysis for child in swarm.peers]
     looks = list(swarm.alone.analysis.of("held_out")) if swarm.alone else []
     ended = bool(looks) and looks[-1]["round"] == swarm.rounds

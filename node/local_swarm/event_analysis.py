@@ -113,7 +113,7 @@ def recovery(analyses: Sequence[EventAnalysis], killed_at: float) -> Recovery | 
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class DigestComparison:
     """Result of the comparison of logged digests.
 
     `rounds` were compared between at least two replicas, by `digests` digests altogether; `differences` names each
@@ -136,13 +136,15 @@ class Proof:
         return not self.alike or bool(self.final) and self.live > 0 and self.rounds > 0 and not self.differences
 
 
-def proof(analyses: Sequence[EventAnalysis], live: Sequence[EventAnalysis], *, alike: bool = True) -> Proof:
+def compare_digests(
+    analyses: Sequence[EventAnalysis], live: Sequence[EventAnalysis], *, alike: bool = True
+) -> DigestComparison:
     """Compare the digests of all peers by round, and the final ones of `live` peers.
 
     Nothing is compared unless replicas must be `alike`.
     """
     if not alike:
-        return Proof(
+        return DigestComparison(
             0, 0, (), "", max((analysis.end["round"] for analysis in live if analysis.end), default=0), len(live), alike
         )
     holders_of: dict[int, dict[str, set[str]]] = {}
@@ -160,7 +162,7 @@ def proof(analyses: Sequence[EventAnalysis], live: Sequence[EventAnalysis], *, a
             groups = "; ".join(f"{digest[:8]}: {', '.join(sorted(who))}" for digest, who in sorted(holders.items()))
             differences.append(f"round {number} ({groups})")
     number, final = _final([analysis.end for analysis in live])
-    return Proof(compared, digests, tuple(differences), final, number, len(live))
+    return DigestComparison(compared, digests, tuple(differences), final, number, len(live))
 
 
 def _final(ends: Sequence[Event | None]) -> tuple[int, str]:

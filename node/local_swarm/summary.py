@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
-from thinwire.node.local_swarm.event_analysis import Proof, Recovery
+from thinwire.node.local_swarm.event_analysis import DigestComparison, Recovery
 from thinwire.node.local_swarm.live_view import clock_text
 from thinwire.node.runtime.console import bytes_text
 
@@ -74,7 +74,7 @@ class Summary:
     alone: str
     alone_after: float | None
     sent: tuple[TrafficReport, ...]
-    proof: Proof
+    proof: DigestComparison
     kill: KillReport | None
     newcomer: JoinerReport | None
     picture: str

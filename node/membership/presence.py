@@ -2,7 +2,7 @@
 
 It runs transport and roster, from the opening of the transport until the departure.
 
-Everything runs on the event loop. Messages that do not concern membership go to the handler of their family, which may
+Everything runs on the event loop. Messages that do not concern membership go to the handler of their topic, which may
 be attached after the first frames: a peer that still builds its model already answers probes; otherwise the others
 would consider it dead.
 """
@@ -53,7 +53,7 @@ from thinwire.swarm.messages.registry import (
 )
 
 
-class Family(Enum):
+class Topic(Enum):
     """Messages with one handler: training rounds, all-reduce operations, pipeline stages, lost stages."""
 
     ROUNDS = "rounds"
@@ -67,13 +67,13 @@ STAGES = frozenset((Route, Activation, Passed, Close, GradientSummary, Apply, St
 RECOVERY = frozenset((RecoveryRequest, RecoveryPermit, Outdated))
 
 
-def family_of(message: Message) -> Family:
-    """Return the family of a message that does not concern membership."""
+def topic_of(message: Message) -> Topic:
+    """Return the topic of a message that does not concern membership."""
     if type(message) in STAGES:
-        return Family.STAGES
+        return Topic.STAGES
     if type(message) in RECOVERY:
-        return Family.RECOVERY
-    return Family.OPERATIONS if belongs_to_operation(message) else Family.ROUNDS
+        return Topic.RECOVERY
+    return Topic.OPERATIONS if belongs_to_operation(message) else Topic.ROUNDS
 
 
 class Handler(Protocol):
@@ -166,8 +166,8 @@ class Presence:
             if wall is not None
             else None
         )
-        self._routes: dict[Family, Handler] = {}
-        self._handlers: list[Handler] = []  # those of the routes, in the order of the families
+        self._routes: dict[Topic, Handler] = {}
+        self._handlers: list[Handler] = []  # those of the routes, in the order of the topics
         self._now, self._emit = now, emit
         self._shown = roster.record
         self._due = -math.inf
@@ -186,11 +186,11 @@ class Presence:
             for work in beside:
                 group.create_task(work)
 
-    def attach(self, family: Family, handler: Handler) -> None:
-        """Route the messages of a family to this handler. Without a handler they are dropped."""
+    def attach(self, topic: Topic, handler: Handler) -> None:
+        """Route the messages of a topic to this handler. Without a handler they are dropped."""
         self.wake()
-        self._routes[family] = handler
-        self._handlers = [self._routes[family] for family in Family if family in self._routes]
+        self._routes[topic] = handler
+        self._handlers = [self._routes[topic] for topic in Topic if topic in self._routes]
         timed = [one for one in (self.watch, *self._handlers) if isinstance(one, Timed)]
         every = len(timed) == len(self._handlers) + (self.watch is not None)
         self._deadlines = [one.deadline for one in timed] if every else None
@@ -235,7 +235,7 @@ class Presence:
             return
         if self.watch is not None and self.watch.saw(peer, frame):
             return
-        handler = self._routes.get(family_of(message))
+        handler = self._routes.get(topic_of(message))
         if handler is not None:
             self.wake()
             handler.on_frame(peer, frame)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from thinwire.collectives.state_sync.chunk_transfer import IN_FLIGHT, PartialState
-from thinwire.collectives.state_sync.offer_search import LAST_ROUND, STALL, Accept, StateMessage
+from thinwire.collectives.state_sync.offer_search import LAST_ROUND, MOST_PATIENCES, Accept, StateMessage
 from thinwire.collectives.state_sync.state_offers import ReceivedChains, Replay, vouched
 from thinwire.collectives.state_sync.state_sync import FetchedState, OtherModelState, fetch_state
 from thinwire.collectives.transport.rate_limit import TokenBuckets
@@ -110,7 +110,7 @@ class StateServer:
         """Transfers of a state to this peer."""
         self._receive_queue: asyncio.Queue[StateMessage] | None = None
         self._questions: Counter[PeerId] = Counter()
-        """Number of times that each peer was asked for its state and has not answered, at most STALL."""
+        """Number of times that each peer was asked for its state and has not answered, at most MOST_PATIENCES."""
         self.offers: dict[PeerId, StateOffer] = {}
         """States that peers have offered since the last `fetch` began, proved or not."""
         self.without: set[PeerId] = set()
@@ -303,7 +303,7 @@ class StateServer:
 
     def _send(self, peer: PeerId, message: Message) -> None:
         if isinstance(message, StateAsk):
-            self._questions[peer] = min(STALL, self._questions[peer] + 1)
+            self._questions[peer] = min(MOST_PATIENCES, self._questions[peer] + 1)
         self._send_queue.control(peer, message)
 
     async def install(self, work: Work, fetched: FetchedState) -> None:

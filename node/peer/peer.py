@@ -18,7 +18,7 @@ from thinwire.compression.core.types import Floats
 from thinwire.compression.device import HOST
 from thinwire.node.membership.join import SEARCH_SECONDS, NoSwarm
 from thinwire.node.membership.lost_peers import contacts_of
-from thinwire.node.membership.presence import Family, Handler, Presence
+from thinwire.node.membership.presence import Handler, Presence, Topic
 from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
 from thinwire.node.methods.registry import fitted, method_of
 from thinwire.node.outer.own_lineage import continue_alone, report
@@ -127,7 +127,7 @@ class Peer:
     def hold(
         self,
         fragments: Collection[int] | None,
-        handlers: Mapping[Family, Handler] = MappingProxyType({}),
+        handlers: Mapping[Topic, Handler] = MappingProxyType({}),
         *,
         recover: Lost | None = None,
         tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
@@ -138,8 +138,8 @@ class Peer:
         `tasks`: run from `take_up` until the departure.
         """
         self._held, self._recover, self._tasks = fragments, recover, tasks
-        for family, handler in handlers.items():
-            self.presence.attach(family, handler)
+        for topic, handler in handlers.items():
+            self.presence.attach(topic, handler)
 
     async def take_up(
         self,
@@ -177,7 +177,7 @@ class Peer:
         forks = [] if joins else await self._forks(votes, work)
         method = method_of(self.manifest)
         self.session = method.session(self._session_context(votes, joins, on_commit), self.replica)
-        self.presence.attach(Family.ROUNDS, self.session)
+        self.presence.attach(Topic.ROUNDS, self.session)
         self.rounds = method.rounds(self.session, self.manifest, read=read, write=write, work=work, beside=beside)
         self.workload = Workload(
             self.manifest, self.identity.peer_id, replica=self.replica, session=self.session, rounds=self.rounds

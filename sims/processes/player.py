@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import psutil
-from thinwire.node.local_swarm.event_analysis import proof
+from thinwire.node.local_swarm.event_analysis import compare_digests
 from thinwire.node.methods.registry import METHODS
 from thinwire.sims.peers.learners import CORPUS
 from thinwire.sims.processes.actor_processes import TEXT, ActorProcesses, ActorSlot
@@ -205,7 +205,8 @@ class Player:
         if METHODS[parse(self._scenario.manifest).outer.method].replica.alike:
             diaries = [slot.analysis for slot in self._actors.slots]
             seen = [
-                SeenViolation(self.now, "one aggregate", WORLD, text) for text in proof(diaries, diaries).differences
+                SeenViolation(self.now, "one aggregate", WORLD, text)
+                for text in compare_digests(diaries, diaries).differences
             ]
         for event in self.journal.of("down"):
             if str(event.fields["reason"]).startswith("failed"):

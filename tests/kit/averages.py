@@ -11,7 +11,7 @@ from thinwire.collectives.allreduce.service import AllreduceService, LocalPart, 
 from thinwire.collectives.allreduce.signature import plan_of
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression.registry import dense
-from thinwire.node.membership.presence import Family, Presence
+from thinwire.node.membership.presence import Presence, Topic
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.network import SimNet
 from thinwire.swarm.identity.identity import Identity
@@ -57,7 +57,7 @@ class Member:
         )
         self.shares = {}
         self.operations = AllreduceService(place, gone=gone, patience=1.0)
-        self.presence.attach(Family.OPERATIONS, self.operations)
+        self.presence.attach(Topic.OPERATIONS, self.operations)
         self.task = loop.create_task(self.presence.run())
 
     def _admit(self, hello, record, source):

@@ -14,7 +14,7 @@ from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.topology.shards import Grid
-from thinwire.node.membership.presence import Family, Presence
+from thinwire.node.membership.presence import Presence, Topic
 from thinwire.node.methods.registry import METHODS
 from thinwire.node.outer.session import SessionContext
 from thinwire.node.state.layout import Layout, Piece
@@ -109,7 +109,7 @@ class Node:
             ),
             self.replica,
         )
-        self.presence.attach(Family.ROUNDS, self.session)
+        self.presence.attach(Topic.ROUNDS, self.session)
         self.rounds = method.rounds(self.session, swarm.manifest, read=self._read, write=self._write, work=at_once)
         self.tasks: list[asyncio.Task[None]] = []
 

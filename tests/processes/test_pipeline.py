@@ -9,7 +9,7 @@ import pytest
 import torch
 import uvloop
 from kit.programs import pipeline_process as shared
-from thinwire.node.membership.presence import Family
+from thinwire.node.membership.presence import Topic
 from thinwire.node.pipeline.step.origin import Origin
 from thinwire.node.pipeline.step.stage_holders import StageHolders
 from thinwire.node.pipeline.step.timeouts import Timeouts
@@ -43,7 +43,7 @@ def test_three_processes_train_one_model_and_survive_a_kill():
             clip=1.0,
             **member.common,
         )
-        presence.attach(Family.STAGES, origin)
+        presence.attach(Topic.STAGES, origin)
         task = asyncio.create_task(presence.run())
         rows = torch.randint(0, 40, (len(ALL), 2, 129), generator=torch.Generator().manual_seed(1))
         batches = [(row[:, :-1], row[:, 1:]) for row in rows]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from thinwire.collectives.timing import GIVE_UP
 from thinwire.collectives.transport.sending.send_queue import SendQueue
-from thinwire.node.membership.presence import Family, Handler
+from thinwire.node.membership.presence import Handler, Topic
 from thinwire.node.methods.fragments.fragment_replicas import begin_fragment
 from thinwire.node.methods.fragments.standby_copy import StandbyCopy
 from thinwire.node.methods.registry import fitted
@@ -180,7 +180,7 @@ def protect(
     every = pipeline.backup_every
     backup = NeighbourBackup(peer, stage, pipeline.stages, every, make, work) if every else None
     recover = StageRecovery(peer, pipeline, arbiter, make, work, recovered)
-    handlers = {Family.STAGES: handler, Family.RECOVERY: arbiter}
+    handlers = {Topic.STAGES: handler, Topic.RECOVERY: arbiter}
     peer.hold(learner.held, handlers, recover=recover, tasks=(backup.run,) if backup is not None else ())
     return backup
 

@@ -18,7 +18,7 @@ import torch
 import uvloop
 from thinwire.collectives.transport.zeromq.transport import ZmqTransport
 from thinwire.compression.boundary_codec import Boundary
-from thinwire.node.membership.presence import Family, Presence
+from thinwire.node.membership.presence import Presence, Topic
 from thinwire.node.pipeline.model.section import cut, section
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
@@ -95,7 +95,7 @@ async def main(stage: int) -> None:
     host = Host(
         me, identity(0).peer_id, stage, layers, member.update, member.boundary, context=CONFIG.context, **member.common
     )
-    presence.attach(Family.STAGES, host)
+    presence.attach(Topic.STAGES, host)
     tasks = [asyncio.create_task(presence.run()), asyncio.create_task(host.run())]
     while await work(sys.stdin.readline):
         pass

@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 from thinwire.collectives.blocking_work import BURST
-from thinwire.collectives.state_sync.offer_search import LAST_ROUND, STALL, OfferSearch, accept_all
+from thinwire.collectives.state_sync.offer_search import LAST_ROUND, MOST_PATIENCES, OfferSearch, accept_all
 from thinwire.collectives.state_sync.state_offers import Offered
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
@@ -104,8 +104,10 @@ def test_majority_of_the_peers_with_a_state_is_enough_after_one_patience():
 
 def test_half_of_the_peers_with_a_state_waits_for_all_patiences():
     scene = Scene({ANN: (0.5, offer(3)), BEN: (0.5, offer(3)), CLEO: (0.5, NO_STATE)}, peers=(ANN, BEN, CLEO, DAN, EVE))
-    assert scene.run() == 3 and scene.ended == STALL * PATIENCE == scene.search.progress.limit
-    assert scene.times(DAN) == [PATIENCE * turn for turn in range(STALL)], "the question may be lost with a link"
+    assert scene.run() == 3 and scene.ended == MOST_PATIENCES * PATIENCE == scene.search.progress.limit
+    assert scene.times(DAN) == [PATIENCE * turn for turn in range(MOST_PATIENCES)], (
+        "the question may be lost with a link"
+    )
 
 
 def test_majority_that_is_not_sure_does_not_end_the_search_within_the_patience():
@@ -131,8 +133,8 @@ def test_offer_of_the_first_answers_does_not_count_if_the_peer_answers_without_o
 
 def test_peers_of_different_rounds_are_asked_a_limited_number_of_times():
     scene = Scene({ANN: (0.5, offer(3)), BEN: (0.5, offer(4))}, peers=(ANN, BEN))
-    assert scene.run() == 4 and scene.ended == STALL * 0.5
-    assert len(scene.times(ANN)) == STALL
+    assert scene.run() == 4 and scene.ended == MOST_PATIENCES * 0.5
+    assert len(scene.times(ANN)) == MOST_PATIENCES
 
 
 def test_silent_peer_whose_link_is_lost_is_asked_again_at_once():

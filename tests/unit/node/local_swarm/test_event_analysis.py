@@ -5,7 +5,7 @@ from thinwire.node.local_swarm.event_analysis import (
     EventAnalysis,
     bytes_sent,
     commits,
-    proof,
+    compare_digests,
     recovery,
     round_at,
     saved_factor,
@@ -82,7 +82,7 @@ def test_round_decided_before_the_kill_is_no_recovery():
 
 def test_equal_digests_prove_equality():
     a, b, killed = life("a", 5), life("b", 5), life("c", 3, end=False)
-    found = proof([a, b, killed], [a, b])
+    found = compare_digests([a, b, killed], [a, b])
     assert found.holds and found.rounds == 5 and found.digests == 3 * 3 + 2 * 2 and found.live == 2
     assert (found.round, found.final) == (5, f"{5:064x}")
 
@@ -90,37 +90,37 @@ def test_equal_digests_prove_equality():
 def test_differing_digest_is_named():
     a, b = life("a", 5), life("b", 5)
     b.events[2]["digest"] = "ee" * 32
-    found = proof([a, b], [a, b])
+    found = compare_digests([a, b], [a, b])
     assert not found.holds and found.differences == ("round 2 (00000000: a; eeeeeeee: b)",)
 
 
 def test_dead_peer_counts_for_its_rounds():
     a, b, killed = life("a", 5), life("b", 5), life("c", 3, end=False)
     killed.events[1]["digest"] = "ee" * 32
-    assert not proof([a, b, killed], [a, b]).holds
+    assert not compare_digests([a, b, killed], [a, b]).holds
 
 
 @pytest.mark.parametrize("other", [life("b", 4), life("b", 5, end=False), analysis("b")])
 def test_live_peers_must_end_in_one_round(other):
     a = life("a", 5)
-    found = proof([a, other], [a, other])
+    found = compare_digests([a, other], [a, other])
     assert not found.differences and not found.holds
 
 
 def test_fetched_state_is_compared():
     late = analysis("d", event("synced", 1011.0, round=5, digest="ee" * 32))
-    assert proof([life("a", 5), late], [life("a", 5)]).differences
+    assert compare_digests([life("a", 5), late], [life("a", 5)]).differences
 
 
 @pytest.mark.parametrize("live", [[], [life("a", 5)]])
 def test_nothing_compared_proves_nothing(live):
-    assert not proof(live, live).holds
+    assert not compare_digests(live, live).holds
 
 
 def test_departure_event_of_another_peer_has_no_digest():
     a, b = life("a", 5), life("b", 5)
     a.events.append(event("left", 1020.0, peer="cd" * 32, detail=""))
-    assert proof([a, b], [a, b]).holds
+    assert compare_digests([a, b], [a, b]).holds
 
 
 def test_byte_counts_are_those_of_the_newest_round():
@@ -136,8 +136,8 @@ def test_fragment_digests_are_compared_between_holders():
 
     whole, other = ended("a", 6, **{"0": "aa", "1": "bb"}), ended("b", 6, **{"0": "aa", "1": "bb"})
     host = ended("c", 5, **{"0": "aa"})
-    found = proof([whole, other, host], [whole, other, host])
+    found = compare_digests([whole, other, host], [whole, other, host])
     assert found.holds and found.round == 6 and found.final == "ee" * 32 and found.live == 3
     lone = ended("d", 5, **{"1": "cc"})
-    assert not proof([whole, host, lone], [whole, host, lone]).holds
-    assert not proof([whole, host], [whole, host, analysis("e", committed(1, 1002.0))]).holds
+    assert not compare_digests([whole, host, lone], [whole, host, lone]).holds
+    assert not compare_digests([whole, host], [whole, host, analysis("e", committed(1, 1002.0))]).holds

@@ -18,7 +18,7 @@ from thinwire.node.local_swarm import chaos as plans
 from thinwire.node.local_swarm.baseline import train
 from thinwire.node.local_swarm.child_process import Child
 from thinwire.node.local_swarm.evaluation import write_on
-from thinwire.node.local_swarm.event_analysis import EventAnalysis, Proof, Recovery
+from thinwire.node.local_swarm.event_analysis import DigestComparison, EventAnalysis, Recovery
 from thinwire.node.local_swarm.launcher import LocalSwarm, PlaceError, UsageError
 from thinwire.node.local_swarm.live_view import Display, News, Row, Snapshot, clock_text, line, row, table
 from thinwire.node.local_swarm.summary import JoinerReport, KillReport, Summary, TrafficReport, as_json, screen
@@ -116,7 +116,7 @@ def test_live_view_line_sums_up_a_round():
 
 # --- the last screen
 
-PROOF = Proof(6, 17, (), "ab" * 32, 6, 3)
+PROOF = DigestComparison(6, 17, (), "ab" * 32, 6, 3)
 
 
 def verdict(**changes):
@@ -163,9 +163,9 @@ def test_summary_shows_dash_for_missing_measurements():
     "changes, fault",
     [
         ({"rounds": 5}, "ended in round 5 of 6"),
-        ({"proof": Proof(6, 17, ("round 2 (aa: x; bb: y)",), "ab", 6, 3)}, "replicas differ in round 2"),
-        ({"proof": Proof(6, 17, (), "", 0, 3)}, "did not end in one round"),
-        ({"proof": Proof(0, 0, (), "ab", 6, 1)}, "did not end in one round"),
+        ({"proof": DigestComparison(6, 17, ("round 2 (aa: x; bb: y)",), "ab", 6, 3)}, "replicas differ in round 2"),
+        ({"proof": DigestComparison(6, 17, (), "", 0, 3)}, "did not end in one round"),
+        ({"proof": DigestComparison(0, 0, (), "ab", 6, 1)}, "did not end in one round"),
         ({"kill": KillReport("peer 3", 2, None, 2.0)}, "no round was committed after the kill"),
         ({"newcomer": JoinerReport("peer 4", 3, None, None)}, "peer 4 joined late"),
         ({"newcomer": JoinerReport("peer 4", 3, 4, 5, (1,), (2,), 99)}, "did not take the stage of peer 3"),

@@ -13,7 +13,7 @@ from thinwire.collectives.allreduce.service import OPERATIONS
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.transport.interface import REFUSED, RELAY_STUCK, RESET, Arrival
 from thinwire.node.membership.peer_diagnosis import CLOCK_SECONDS
-from thinwire.node.membership.presence import RELAY_SECONDS, STOPPED_SECONDS, Family, Handler, Presence, family_of
+from thinwire.node.membership.presence import RELAY_SECONDS, STOPPED_SECONDS, Handler, Presence, Topic, topic_of
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame, sign_message
 from thinwire.swarm.identity.admission_token import AdmissionPolicy
@@ -160,7 +160,7 @@ class Scene:
             wall=wall,
         )
         if handled:
-            self.presence.attach(Family.ROUNDS, self.log)
+            self.presence.attach(Topic.ROUNDS, self.log)
 
     def _emit(self, kind, fields):
         self.events.append((kind, fields))
@@ -440,11 +440,11 @@ async def test_times_of_absent_peers_are_forgotten_when_there_are_too_many(monke
 def test_each_message_beyond_membership_has_one_family():
     ballot = Ballot(1, ANN)
     votes = {fragment: Vote(1, fragment, ballot, bytes(32), bytes(32)) for fragment in (0, OPERATIONS)}
-    families = [
-        family_of(one)
+    topics = [
+        topic_of(one)
         for one in (votes[0], votes[OPERATIONS], NextNumber("", 1, False), Close(1, ()), RecoveryRequest(0))
     ]
-    assert families == [Family.ROUNDS, Family.OPERATIONS, Family.OPERATIONS, Family.STAGES, Family.RECOVERY]
+    assert topics == [Topic.ROUNDS, Topic.OPERATIONS, Topic.OPERATIONS, Topic.STAGES, Topic.RECOVERY]
 
 
 @simulated
@@ -452,7 +452,7 @@ async def test_message_goes_to_the_handler_of_its_family_and_is_dropped_without_
     scene, stages = Scene(), Log()
     async with scene.running():
         await scene.come(ANN, GradientSummary(1, 1.0, 1, ""))
-        scene.presence.attach(Family.STAGES, stages)
+        scene.presence.attach(Topic.STAGES, stages)
         await scene.come(ANN, GradientSummary(2, 1.0, 1, ""), RecoveryRequest(0))
         assert stages.calls == [("frame", ANN, GradientSummary(2, 1.0, 1, ""))] and scene.log.calls == [("up", ANN)]
 
@@ -460,17 +460,17 @@ async def test_message_goes_to_the_handler_of_its_family_and_is_dropped_without_
 @simulated
 async def test_handlers_learn_of_links_and_time_in_the_order_of_the_families():
     scene, calls = Scene(), []
-    logs = {family: Log(f"{family.value} ", calls) for family in reversed(Family)}
-    for family, log in logs.items():
-        scene.presence.attach(family, Log("old ", calls))
-        scene.presence.attach(family, log)
+    logs = {topic: Log(f"{topic.value} ", calls) for topic in reversed(Topic)}
+    for topic, log in logs.items():
+        scene.presence.attach(topic, Log("old ", calls))
+        scene.presence.attach(topic, log)
     async with scene.running():
-        before = logs[Family.STAGES].ticks
+        before = logs[Topic.STAGES].ticks
         await scene.come(ANN, Behind(1))
         await scene.lose(ANN)
         await asyncio.sleep(3 * WAN.tick)
-        assert logs[Family.STAGES].ticks == before + 3
-    order = [family.value for family in Family]
+        assert logs[Topic.STAGES].ticks == before + 3
+    order = [topic.value for topic in Topic]
     expected = [(f"{name} up", ANN) for name in order]
     expected += [("rounds frame", ANN, Behind(1)), *((f"{name} down", ANN, False) for name in order)]
     assert calls == expected
@@ -483,7 +483,7 @@ async def test_handler_may_ignore_links_and_time():
             frames.append(frame.message)
 
     scene, frames = Scene(), []
-    scene.presence.attach(Family.ROUNDS, Frames())
+    scene.presence.attach(Topic.ROUNDS, Frames())
     async with scene.running():
         await scene.come(ANN, Behind(1))
         await scene.lose(ANN)
@@ -599,7 +599,7 @@ class Patient(Log):
 @simulated
 async def test_handler_with_a_deadline_gets_ticks_from_then_on_and_one_after_each_event():
     scene, patient, tick = Scene(), Patient(), WAN.tick
-    scene.presence.attach(Family.ROUNDS, patient)
+    scene.presence.attach(Topic.ROUNDS, patient)
     async with scene.running():
         await asyncio.sleep(5.5 * tick)
         assert patient.ticks == 1  # after `attach`
@@ -610,7 +610,7 @@ async def test_handler_with_a_deadline_gets_ticks_from_then_on_and_one_after_eac
         patient.until = virtual_loop.current().time() + 3 * tick
         await asyncio.sleep(5 * tick)
         assert patient.ticks == 5
-        scene.presence.attach(Family.OPERATIONS, Log())  # has no deadline
+        scene.presence.attach(Topic.OPERATIONS, Log())  # has no deadline
         patient.until = math.inf
         before = patient.ticks
         await asyncio.sleep(5 * tick)
