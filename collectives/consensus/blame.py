@@ -1,4 +1,4 @@
-"""Complaints to the leader of a round: first chunks change their owners, then peers are excluded.
+"""Complaints to the leader of a round (`Blame`): first chunks change their owners, then peers are excluded.
 
 No third peer can check most complaints: the link between the two peers may be cut, or either may lie. So after the first
 complaint against a contributor both peers lose only the chunks that they own; both stay in the round, and their contributions
@@ -29,7 +29,7 @@ BROKEN = "ring"
 """Reason of a Blame in a ring: the data of the neighbour is wrong or missing."""
 
 SUBTOTAL, UNSUMMED = "subtotal", "subtotal missing"
-"""Reasons of a Blame against a relay: the value of its group is wrong or missing."""
+"""Reasons of a Blame against a relay: the subtotal of its cluster is wrong or missing."""
 
 
 class BlameBook:

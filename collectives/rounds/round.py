@@ -5,7 +5,7 @@ the chunks.
 
 Everything is event-driven and runs on the thread of the event loop. Payloads are checked against the hashes that their
 contributor announced, results against the signed record of their owner, and all results against the digest that was voted
-for. Misbehaviour leads to an accusation with a reason.
+for. The leader gets a complaint (`Blame`) about a peer that misbehaves.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Round:
         self._site = site
         self._repair = Repair(agreement, data_plane, send_queue=send_queue, now=now)
         self._server = ResultServer(agreement, data_plane, send_queue=send_queue, now=now, paced=paced)
-        self._accused: Ballot | None = None
+        self._complained_in: Ballot | None = None
         self.opened_at: float | None = None
         """When the ballot in progress opened here.
 
@@ -292,19 +292,19 @@ class Round:
         self.pump()
 
     def _blame(self, proposal: Proposal, now: float) -> None:
-        """Accuse the peer that the round waits for, after a patience without progress, and once in a ballot."""
+        """Complain about the peer that the round waits for, after a patience without progress, and once in a ballot."""
         data_plane, patience = self.data_plane, self.agreement.terms.patience
         since = data_plane.progress.progressed_at
-        if now < since + patience or self.me not in proposal.alive or self._accused == proposal.ballot:
+        if now < since + patience or self.me not in proposal.alive or self._complained_in == proposal.ballot:
             return
         found = data_plane.culprit(proposal)
         if found is None:
-            self._accused = proposal.ballot
+            self._complained_in = proposal.ballot
             return
         culprit, reason = found
-        if now < since + data_plane.accusation_patiences.get(reason, 1) * patience:
+        if now < since + data_plane.complaint_patiences.get(reason, 1) * patience:
             return
-        self._accused = proposal.ballot
+        self._complained_in = proposal.ballot
         self.agreement.accuse(culprit, reason, now)
         for peer in data_plane.debtors(proposal):
             self._send_queue.note_debtor(peer, self._received_before.get(peer))

@@ -2,7 +2,8 @@
 
 Each peer owns some chunks (reduce-scatter and all-gather in one hop each, as in hivemind); it is not recursive halving.
 Payloads are checked against the hashes that their contributor announced, results against the signed record of their
-owner, and all results against the digest that was voted for. Misbehaviour leads to an accusation with a reason.
+owner, and all results against the digest that was voted for. The leader gets a complaint (`Blame`) about a peer
+that misbehaves.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Butterfly(DataPlane):
     """
 
     # An owner that waits for a contribution gets the time to name its sender before the others name the owner.
-    accusation_patiences: ClassVar[Mapping[str, float]] = {"result missing": 1.25}
+    complaint_patiences: ClassVar[Mapping[str, float]] = {"result missing": 1.25}
     repair_patiences: ClassVar[float] = (
         0.25  # data being sent arrives by then, and peers store results for one more round only
     )

@@ -2,7 +2,8 @@
 
 `Butterfly` averages chunks at their owners, `Ring` sums them from peer to peer, `AllGather` sends every payload to
 all peers. All of them send only announced data, accept only announced or settled data, store early frames, and vote
-when they have every result. Misbehaviour leads to an accusation with a reason.
+when they have every result. The leader gets a complaint (`Blame`) about a peer that
+misbehaves.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class DataPlane(ABC):
 
     repair_patiences: ClassVar[float] = 1.0
     """Patiences without progress before settled but missing results are requested from their holders."""
-    accusation_patiences: ClassVar[Mapping[str, float]] = {}
-    """Patiences without progress before a peer is accused for a reason, if more than one."""
+    complaint_patiences: ClassVar[Mapping[str, float]] = {}
+    """Patiences without progress before a complaint about a peer, by reason, if more than one."""
     compares_peers: ClassVar[bool] = True
     """True if enough peers send directly to us to compare them, so that some may be late."""
 

@@ -40,7 +40,7 @@ class Hierarchy(Butterfly):
     # A relay gets contributions only from its own cluster, an owner one subtotal of each, others results from their relays.
     compares_peers: ClassVar[bool] = False
     # A peer that itself waits for others gets the time to name them.
-    accusation_patiences: ClassVar[Mapping[str, float]] = {UNSUMMED: 2, "result missing": 3}
+    complaint_patiences: ClassVar[Mapping[str, float]] = {UNSUMMED: 2, "result missing": 3}
 
     def __init__(self, agreement: Agreement, *, groups: dict[int, float], **sharded: Any) -> None:
         super().__init__(agreement, **sharded)
