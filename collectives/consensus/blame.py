@@ -1,4 +1,4 @@
-"""Complaints to the leader of a round (`Blame`): first chunks change their owners, then peers are excluded.
+"""Complaints to a leader (`Blame`): first chunks change their owners, then peers are excluded.
 
 No third peer can check most complaints: the link between the two peers may be cut, or either may lie. So after the first
 complaint against a contributor both peers lose only the chunks that they own; both stay in the round, and their contributions

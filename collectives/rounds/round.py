@@ -96,7 +96,7 @@ class Round:
         Earlier data was waiting already and gives no information about the links.
         """
         self.booked = False
-        """True if the outcome has been recorded for the choice of owners and for the patience of later rounds: once a round."""
+        """True if the outcome has been recorded for the owners and the patience of later rounds."""
         self._over = asyncio.Event()
         self.abandoned = False
         """True if another round takes its place: `wait` returns without a commit."""
@@ -292,7 +292,7 @@ class Round:
         self.pump()
 
     def _blame(self, proposal: Proposal, now: float) -> None:
-        """Complain about the peer that the round waits for, after a patience without progress, and once in a ballot."""
+        """Complain about the peer that the round waits for, if nothing has progressed, and once in a ballot."""
         data_plane, patience = self.data_plane, self.agreement.terms.patience
         since = data_plane.progress.progressed_at
         if now < since + patience or self.me not in proposal.alive or self._complained_in == proposal.ballot:

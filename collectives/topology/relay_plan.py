@@ -76,7 +76,7 @@ def deal(uplinks: Sequence[int], gives: Sequence[bool], helps: Sequence[bool]) -
 
 
 def seconds(uplinks: Sequence[float], gives: Sequence[bool], given: Sequence[dict[int, int]]) -> list[float]:
-    """Return the time of each peer's uplink, in units of the time of one payload at the rate 1 of `uplinks`."""
+    """Return the time of each peer's uplink; 1 is the time of one payload on an uplink of speed 1."""
     peers = len(uplinks)
     parts = [PARTS * (peers - 1) * one for one in gives]
     for source, found in enumerate(given):

@@ -108,7 +108,7 @@ def collect(
 
 @inline
 def narrow(near: NDArray[np.uint32], n: Int, keep: Int, below: np.int64, above: np.int64) -> tuple[np.int64, np.int64]:
-    """Return the largest threshold that at least `keep` of the first n values reach, and how many reach it.
+    """Return the largest threshold that at least `keep` of n values reach, and how many reach it.
 
     At least `keep` of them reach `below`, and fewer reach `above`. The values after n are overwritten, to the next whole word.
     """
@@ -138,7 +138,7 @@ def select(
     final: NDArray[np.uint16],
     final_bits: NDArray[np.uint32],
 ) -> None:
-    """Write the positions and values of the first n that are selected: the `keep` largest, of equal ones the first.
+    """Write the positions and values of the `keep` largest of n values, of equal ones the first.
 
     `reached` of them reach the threshold. There are no branches in the loops, because the selection is unpredictable: entries
     that are not selected are overwritten.

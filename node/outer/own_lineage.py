@@ -100,9 +100,9 @@ class OwnLineage:
             self._begin(begun)
 
     def _no_quorum_since(self, current: Round, now: float) -> float | None:
-        """Return the time since which the round cannot commit with the reachable peers; None if it can, or has.
+        """Return the time since which the reachable peers cannot commit the round; None if they can.
 
-        It cannot either if it is bound to results that no reachable peer has.
+        They cannot either if the round is bound to results that none of them has.
         """
         agreement = current.agreement
         lacks = current.missing_results, current.unclaimed

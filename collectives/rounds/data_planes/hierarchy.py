@@ -137,7 +137,10 @@ class Hierarchy(Butterfly):
             self._reduce_subtotals(proposal, routes, index)
 
     def _compute_subtotal(self, cluster: Cluster, index: int) -> bool:
-        """Compute the subtotal of a cluster that we collect once its inputs are here; return whether we have it."""
+        """Compute the subtotal of a cluster that we collect once its inputs are here.
+
+        Return True if it is there.
+        """
         name = (cluster.name, 0)
         if self._subtotals.has(name, index):
             return True
@@ -192,7 +195,7 @@ class Hierarchy(Butterfly):
         self._send_result(proposal, index, self._result_receivers(proposal, index))
 
     def _accuse_sources(self, routes: Routes, number: int, index: int) -> None:
-        """Accuse the peers behind a subtotal that is an outlier: the contributors if we collected them, else the relay."""
+        """Accuse those that made a subtotal too long: the contributors if we collected them, else the relay."""
         collector, cluster = routes.collector(number, index), routes.clusters[number]
         if collector == self.me:
             for entry in cluster.entries:

@@ -1,7 +1,7 @@
 """Order of frames that share the uplink: frames of rounds first, then state for joiners.
 
 State waits while frames of a round wait, to any peer. At other times it gets 1/PART of the uplink, with a pause after each
-frame, so that a round that begins finds at most one frame of state ahead of its own. Usually it finds none: a frame of state
+frame, so that the first frame of a round waits for at most one frame of state. Usually it waits for none: a frame of state
 is sent without waiting longer only if it can leave before this peer's next contribution, which is expected after as many
 seconds of training as in the last round. At least 1/PART of all bytes are state, so that a joiner makes progress in a swarm
 that always exchanges. And state does not wait for frames that make no progress: a peer that takes no data delays no other
