@@ -247,7 +247,7 @@ def test_false_accuser_excludes_nobody_and_is_ignored_in_the_end(swarm, serves):
     async def main():
         s = _audited(swarm, rounds=16 if serves else 24, audit=1.0)
         accuser = s.nodes[LIAR]
-        audits = accuser.session.starter.audits
+        audits = accuser.session.starter.verification.audits
         begin, takes = audits.begin, audits.takes
 
         def misjudge(done):

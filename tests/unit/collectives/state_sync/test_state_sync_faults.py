@@ -10,7 +10,7 @@ import pytest
 from kit.outer.chains import accepting, certificate, opened
 from thinwire.collectives.consensus.chain import encode
 from thinwire.collectives.state_sync.chunk_transfer import IN_FLIGHT, LATEST, SILENCE, PartialState
-from thinwire.collectives.state_sync.offer_search import LAST_ROUND, STALL
+from thinwire.collectives.state_sync.offer_search import LAST_ROUND, MOST_PATIENCES
 from thinwire.collectives.state_sync.state_offers import state_digest
 from thinwire.collectives.state_sync.state_sync import fetch_state
 from thinwire.node.outer.state_progress import REPORT_SECONDS, StateProgress
@@ -202,7 +202,7 @@ def test_bad_source_is_given_up_and_the_other_serves_all(spoil):
     fetched, seconds = fetch([bad, good], OLD)
     assert whole(fetched, OLD) == NEW
     assert len(bad.asked) <= IN_FLIGHT + 3, "not asked again"
-    assert seconds < (STALL + 1) * PATIENCE
+    assert seconds < (MOST_PATIENCES + 1) * PATIENCE
 
 
 def test_fetch_without_good_source_fails():
@@ -286,14 +286,14 @@ def test_sources_that_pause_between_chunks_on_slow_uplinks_are_no_failure():
 
 def test_source_that_delays_every_chunk_cannot_delay_the_transfer_without_limit():
     """Its chunks come nearly three times later each; the last one is not waited for."""
-    pauses = [0.95 * STALL * PATIENCE * 2.9**n for n in range(IN_FLIGHT)]
+    pauses = [0.95 * MOST_PATIENCES * PATIENCE * 2.9**n for n in range(IN_FLIGHT)]
     fetched, seconds = fetch([Pausing(NEW, *pauses), Source(NEW)], OLD)
     assert whole(fetched, OLD) == NEW and seconds < pauses[-2] + LATEST + 1 < pauses[-1]
 
 
 def test_chunk_that_two_sources_have_sent_counts_once_as_here():
     """The first source is late, so its chunks come from the second one, too; neither sends the last chunk."""
-    sources = [Pausing(NEW, 1.5 * STALL * PATIENCE), Source(NEW)]
+    sources = [Pausing(NEW, 1.5 * MOST_PATIENCES * PATIENCE), Source(NEW)]
     for source in sources:
         source.spoil = lambda index, chunk: None if index == 9 else chunk
     _, seen = watched(sources)
@@ -401,7 +401,7 @@ def test_offer_without_proof_does_not_end_the_wait_for_others():
     assert whole(fetched, OLD) == NEW and not liar.asked
     mute = [Source(NEW, mute=True), Source(NEW, mute=True), liar]
     fetched, seconds = fetch(mute, OLD, accept=proved)
-    assert fetched is None and not liar.asked and seconds <= STALL * PATIENCE + 0.1
+    assert fetched is None and not liar.asked and seconds <= MOST_PATIENCES * PATIENCE + 0.1
 
 
 def test_newcomers_without_state_are_not_waited_for():
