@@ -8,7 +8,7 @@ excluded; otherwise the peer could block the round for ever. Peers that lack res
 has committed. The chunks move to other owners only if the round cannot commit without the peers that complain, or if it needs
 the vote of the owner, which has not voted after a patience. In that case the peer that complains loses its chunks, too.
 
-In a ring no peer can find the fault: each partial sum has passed through many peers, and all stop when one stops. So one
+In a ring no peer can find the fault: each partial mean has passed through many peers, and all stop when one stops. So one
 complaint ends the ring for the round, and no peer is blamed. The next ballot has owners instead, which find the faulty peer.
 """
 

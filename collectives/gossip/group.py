@@ -2,9 +2,9 @@
 
 Each member sends to all others and continues once each of them has either sent everything or failed. There is no
 agreement about the group: each member leaves out those it lacks, and replicas differ anyway. If all n members receive
-everything, the mean of their replicas moves as DiLoCo's would, with a sparse Δ as SparseLoCo's. If one member lacks a
-contribution (Δ', φ') that the others have, the mean moves by (β (mean Δ − Δ') + γ (mean φ − φ')) / (n − 1). A pair that
-fails on one side moves it by at least as much.
+everything, the mean of their replicas makes the steps of DiLoCo, with a sparse Δ those of SparseLoCo. If one member lacks a
+contribution (Δ', φ') that the others have, the mean is off by (β (mean Δ − Δ') + γ (mean φ − φ')) / (n − 1). If a pair fails
+on one side only, it is off by at least as much.
 """
 
 from __future__ import annotations

@@ -71,9 +71,6 @@ class PartnerPatience:
 
     @property
     def _due(self) -> float:
-        """Time when a ready partner counts as stalled.
-
-        Then its next chunk is overdue, or the whole transfer is too slow.
-        """
+        """Time at which a ready partner is stalled: its next chunk is overdue, or the transfer too slow."""
         longest = max(GIVE_UP * self._patience, self._received / RATE)
         return min(self.progressed_at + STALL * self._patience, max(self._ready_at, self._announced_at) + longest)

@@ -44,7 +44,7 @@ class PeerLoad:
 
 
 def seconds(loads: Sequence[PeerLoad], counts: Sequence[int]) -> list[float]:
-    """Return the time of each peer, in chunks per byte/s, if it owns this number of chunks.
+    """Return the time of each peer if it owns this number of chunks, in seconds per byte of a chunk.
 
     All bandwidths must be known (see `filled`). If the only contributor owns chunks, its downlink counts as if it owned
     none.

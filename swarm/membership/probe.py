@@ -37,6 +37,12 @@ class _RoundTrip:
 
 @dataclass(slots=True)
 class _Probe:
+    """Probe of `target`, sent at the time `sent`.
+
+    ask_at: time at which `helpers` are asked to probe it, too. fail_at: time at which the probe has failed. nacks: helpers that
+    have no answer of the target so far.
+    """
+
     target: PeerId
     sent: float
     ask_at: float

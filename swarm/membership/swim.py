@@ -212,7 +212,7 @@ class Roster:
         return [(peer, Gossip((item,))) for peer in self._rng.sample(others, min(DEPARTURE_MESSAGES, len(others)))]
 
     def stalled(self, lag: float, now: float) -> None:
-        """Move the timers that wait for others: our event loop stood still for the last `lag` seconds."""
+        """Postpone the timers that wait for others: our event loop stood still for the last `lag` seconds."""
         self.due = -math.inf
         self.awareness.add(1)
         self._prober.shift(lag, now)

@@ -1,12 +1,12 @@
-"""Ring: every peer adds its contribution to the partial sum and passes it on to its successor.
+"""Ring: every peer adds its contribution to a partial mean and passes it on to its successor.
 
 A ring moves as many bytes as owners do, over one connection per peer instead of all of them, but takes more hops. It
 suits few peers near each other, or links of very different quality (`ring_order`). The path of each chunk and the order
 of summation follow from the ballot (`ring_schedule`), so that all peers that compute a result compute the same; but,
 unlike with owners, another ballot has other results. Data in flight at a peer is at most one contribution's size,
-whatever the number of peers: a chunk exists either as a partial sum or as a result.
+whatever the number of peers: a chunk exists either as a partial mean or as a result.
 
-Peers pass on the mean of the contributions so far, in the run's codec. With fp32 each hop rounds once, as sums in fp32
+A partial mean is the mean of the contributions so far, in the run's codec. With fp32 each hop rounds once, as sums in fp32
 do. A lossy codec loses something at every hop; docs/compression.md gives figures.
 
 A peer can screen a neighbour's payload (valid, finite, not absurdly large) and results (against the hashes that their
@@ -126,10 +126,10 @@ class Ring(OwnerDependentButterfly):
             self._position.passed.clear()
             self._position.made.clear()
 
-    # --- partial sums
+    # --- partial means
 
     def _reduce(self, index: int) -> None:
-        """Add our contribution to the received partial sum and send it on; at the owner it is the result."""
+        """Add our contribution to the received partial mean and send it on; at the owner it is the result."""
         proposal, position = self.proposal, self._position
         if proposal is None or position is None:
             return super()._reduce(index)
@@ -213,7 +213,7 @@ class Ring(OwnerDependentButterfly):
             self._keep_early(sender, frame)
 
     def _take_partial(self, sender: PeerId, message: Partial, frame: Frame) -> None:
-        """Take the left neighbour's partial sum."""
+        """Take the left neighbour's partial mean."""
         position, index = self._position, message.index
         if position is None or index >= len(self.grid) or self.agreement.commit is not None:
             return
@@ -230,7 +230,7 @@ class Ring(OwnerDependentButterfly):
         self._reduce(index)
 
     def _forward(self, index: int) -> None:
-        """Send the right neighbour the partial sum or result of a chunk, once."""
+        """Send the right neighbour the partial mean or result of a chunk, once."""
         proposal, position = self.proposal, self._position
         if proposal is None or position is None or position.right is None:
             return
@@ -268,11 +268,11 @@ class Ring(OwnerDependentButterfly):
             self.agreement.accuse(sender, BROKEN, self._now())
 
     def awaited_peers(self, proposal: Proposal) -> Collection[PeerId]:
-        """Return all peers of the group but ourselves, as partial sums contain any peer's data."""
+        """Return all peers of the group but ourselves, as partial means contain any peer's data."""
         return DataPlane.awaited_peers(self, proposal)
 
     def debtors(self, proposal: Proposal) -> Collection[PeerId]:
-        """Return the culprit: in a ring, all partial sums come from the left neighbour."""
+        """Return the culprit: in a ring, all partial means come from the left neighbour."""
         return DataPlane.debtors(self, proposal)
 
     def culprit(self, proposal: Proposal) -> tuple[PeerId, str] | None:
