@@ -43,6 +43,12 @@ class Refused(HintedError):
     """True if no peer of the run is at any of the addresses, see NoSwarm."""
 
 
+class NoPlace(Refused):
+    """The swarm exists, but has no place for us now."""
+
+    exit_code: ClassVar[int] = 4
+
+
 async def knock(
     contacts: Sequence[Contact],
     hello: Callable[[], Hello],
@@ -63,7 +69,9 @@ async def knock(
     A contact that refuses for good (see ADVICE, and the codes in `lasting`), or admits us to another run (`enter`
     raises ManifestMismatch), is not asked again, except if its clock differs from ours: one of both may be corrected.
     If no contact is left that may change its answer, the last such refusal is returned, or NoSwarm, but not before
-    `least` seconds: until then a peer may come to our gate. A refusal by the swarm itself ends the wait.
+    `least` seconds: until then a peer may come to our gate. A refusal by the swarm itself ends the wait. That an address has
+    another run is no refusal by the swarm: while others may still admit us, the error is NoSwarm, or NoPlace if one of them
+    had no place.
     """
     began, reason, full = environment.now(), "no peer answered", ""
     refusals: dict[Contact, Refused | ManifestMismatch] = {}
@@ -102,7 +110,9 @@ async def knock(
         if met():
             return None
     last = next(reversed(refusals.values()), None)
-    found = last or (NoSwarm(f"the swarm has no place for us now; {full}", FULL_HINT) if full else _unreached(reason))
+    if contacts and not there and isinstance(last, Refused):
+        last = None
+    found = last or (NoPlace(f"the swarm has no place for us now; {full}", FULL_HINT) if full else _unreached(reason))
     if not isinstance(found, ManifestMismatch):
         found.absent = not contacts and not there
     return found

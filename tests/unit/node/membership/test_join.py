@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from thinwire.collectives.transport.interface import Contact
-from thinwire.node.membership.join import NoSwarm, Refused, knock
+from thinwire.node.membership.join import NoPlace, NoSwarm, Refused, knock
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.messages.registry import VERSION, Hello, Refuse, Welcome
 
@@ -83,8 +83,31 @@ def test_joiner_without_a_free_place_is_told_to_wait_or_to_ask_the_author():
         )
 
     refusal = virtual_loop.run(main(), seed=1)
-    assert isinstance(refusal, NoSwarm) and "all places are taken" in str(refusal)
+    assert isinstance(refusal, NoPlace) and refusal.exit_code == 4 and "all places are taken" in str(refusal)
+    assert not refusal.absent, "a peer that returns does not continue alone beside a full swarm"
     assert "try again" in refusal.hint and "invite --for" in refusal.hint and "runs" not in refusal.hint
+
+
+@pytest.mark.parametrize(("code", "words"), [("full", "all places are taken"), ("unreachable", "no peer"), ("run", "")])
+def test_address_with_another_run_is_no_refusal_while_another_peer_may_still_admit_us(code, words):
+    """A service tries again after exit code 4, not after 5."""
+
+    async def main():
+        async def meet(contact, hello):
+            await asyncio.sleep(0.1)
+            return Refuse("run", "another run") if contact is DEAD else Refuse(code, "all places are taken")
+
+        return await knock(
+            [HERE, DEAD],
+            lambda: Hello(VERSION, bytes(32), b""),
+            lambda welcome: None,
+            SimpleNamespace(meet=meet),
+            SimpleNamespace(now=virtual_loop.current().time, rng=random.Random(1)),
+            seconds=10.0,
+        )
+
+    refusal = virtual_loop.run(main(), seed=1)
+    assert refusal.exit_code == (4 if words else 5) and words in str(refusal)
 
 
 def test_search_ends_when_a_peer_comes_to_our_gate():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from thinwire.collectives.transport.interface import Contact
 from thinwire.node.membership.ban_file import BanFile
-from thinwire.node.membership.join import NoSwarm, Refused
+from thinwire.node.membership.join import NoPlace, NoSwarm, Refused
 from thinwire.node.membership.known_peers_file import KnownPeersFile
 from thinwire.node.peer.admission import Admission
 from thinwire.node.peer.known_peers import KnownPeers
@@ -93,6 +93,7 @@ ADDRESSES = [Contact(f"10.0.0.{index}:7000", bytes([index]) * 32) for index in r
         (("refused", "refused", "run"), False, 5.0, False),  # there are none any more, and none comes to the gate
         (("refused", "refused", "run"), True, 0.0, False),
         (("refused", "refused", "version"), False, 5.0, Refused),
+        ((None, "full", "run"), False, 60.0, NoPlace),  # they are there
         ((None, "busy", "welcome"), False, 0.0, True),
     ],
 )
