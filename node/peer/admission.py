@@ -27,7 +27,7 @@ from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, ex
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite
-from thinwire.swarm.identity.peer_record import MAX_TOKEN, PeerRecord, RecordError
+from thinwire.swarm.identity.peer_record import MAX_TOKEN, SKEW, PeerRecord, RecordError
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
 from thinwire.swarm.manifest.parser import MAX_TOML, SignedManifest
 from thinwire.swarm.membership.presets import Preset
@@ -125,6 +125,8 @@ class Admission:
         if continues and self._known_peers.return_alone(self.known.manifest):
             search = min(search, BACK_SECONDS)
         refusal = await self._knock(contacts, search, (), least=search if continues else 0.0)
+        if isinstance(refusal, Refused) and await self._enters_without_token(contacts):
+            refusal = None
         absent = isinstance(refusal, NoSwarm) or (isinstance(refusal, Refused) and refusal.absent)
         if refusal is not None and not (continues and absent):
             raise refusal
@@ -132,6 +134,21 @@ class Admission:
         self._store(self._token_file, self._token)
         self._seek(seeds)
         return refusal is None
+
+    async def _enters_without_token(self, contacts: Sequence[Contact]) -> bool:
+        """Knock once more without our token if it may have expired; return True if admitted.
+
+        An open run needs no token.
+        """
+        if not 0 < expiry(self._token) < self._environment.wall() + SKEW:
+            return False
+        self._token = b""
+        self.presence.roster.drop_token(self._environment.now())
+        self.transport.learn(self.presence.roster.record)
+        if await self._knock(contacts, 0.0, ()) is not None:
+            return False
+        self._emit("alarm", {"detail": "the invite has expired, so this peer joins as one without an invite"})
+        return True
 
     @property
     def _continues(self) -> bool:

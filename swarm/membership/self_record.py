@@ -63,8 +63,13 @@ class OwnRecord:
         self.renew(now, self.record.addresses)
         return True
 
-    def renew(self, now: float, addresses: tuple[str, ...], capabilities: int | None = None) -> None:
-        """Issue a record now, unless superseded. If `capabilities` is None, those of the last record are used."""
+    def renew(
+        self, now: float, addresses: tuple[str, ...], capabilities: int | None = None, token: bytes | None = None
+    ) -> None:
+        """Issue a record now, unless superseded.
+
+        If `capabilities` or `token` is None, that of the last record is used.
+        """
         if self.superseded:
             return
         old = self.record
@@ -77,7 +82,7 @@ class OwnRecord:
             sequence=self._floor,
             issued=self._wall(),
             ttl=old.ttl,
-            token=old.token,
+            token=old.token if token is None else token,
             name=old.name,
         )
         self._published, self.publish_at = now, math.inf

@@ -184,9 +184,16 @@ class Transitions:
         self.table.own.schedule(now, above=above)
         self.publish(now)
 
-    def update(self, now: float, addresses: tuple[str, ...] | None = None, capabilities: int | None = None) -> None:
-        """Publish a new record of ours now, with new addresses or capabilities if they are given."""
-        self.table.own.renew(now, self.table.own.record.addresses if addresses is None else addresses, capabilities)
+    def update(
+        self,
+        now: float,
+        addresses: tuple[str, ...] | None = None,
+        capabilities: int | None = None,
+        token: bytes | None = None,
+    ) -> None:
+        """Publish a new record of ours now, with new addresses, capabilities or token if they are given."""
+        own = self.table.own
+        own.renew(now, own.record.addresses if addresses is None else addresses, capabilities, token)
         self._spread(self.table.own.record)
 
     def _accept_own(self, record: PeerRecord, now: float) -> None:

@@ -16,15 +16,24 @@ from thinwire.swarm.identity.invite import Invite
 from thinwire.swarm.membership import eviction, gossip_items
 
 
-def admission(mode: str) -> str:
-    return manifest_of("sync_every = 4", codec="fp32", tables=f"[admission]\nmode = '{mode}'\ntrial_rounds = 0")
+def admission(mode: str, trial: int = 0) -> str:
+    tables = f"[admission]\nmode = '{mode}'\ntrial_rounds = {trial}"
+    return manifest_of("sync_every = 4", codec="fp32", tables=tables)
 
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """Return a function that plays a swarm, with actions of an attacker or an author at given seconds."""
 
-    def play(peers: int, mode: str, acts: dict[float, Act] | None = None, *, seconds: float = 40.0, **more: Any) -> Run:
+    def play(
+        peers: int,
+        mode: str,
+        acts: dict[float, Act] | None = None,
+        *,
+        seconds: float = 40.0,
+        trial: int = 0,
+        **more: Any,
+    ) -> Run:
         original = SimWorld.play
 
         async def play_with_acts(self: SimWorld) -> None:
@@ -34,7 +43,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
 
         with monkeypatch.context() as patch:
             patch.setattr(SimWorld, "play", play_with_acts)
-            toml = admission(mode)
+            toml = admission(mode, trial)
             return simulate(swarm_of(peers, toml, seconds=seconds, parameters=2_000, **more), preset=PACE, stall=STALL)
 
     return play
@@ -103,6 +112,26 @@ def test_expired_invite_brings_no_peer_in_and_keeps_those_that_came(played, endi
     assert {violation.peer for violation in run.violations} == {4}
     last = rounds_of(run, 0)[max(rounds_of(run, 0))]
     assert last["contributors"] == 4 and not memberships(run, 0, 4)
+
+
+@pytest.mark.parametrize("trial", [0, 5])
+def test_expired_invite_for_a_key_does_not_keep_it_out_of_an_open_run(played, monkeypatch, trial):
+    """Where a newcomer is on trial, it is so without the invite, which would have spared it the trial."""
+    real = SimWorld.contacts
+
+    def contacts(self: SimWorld, me: int) -> Invite:
+        invite, clocks = real(self, me), self.machines[0].clocks
+        inviter = Inviter(identity_of(0), b"", AdmissionPolicy(self.run_id, identity_of(0).public_key, trial=1))
+        ends = int(clocks.wall() - clocks.now()) + (10 if me == 4 else 1000)
+        return inviter.invite(Invite(invite.run_id, invite.seeds), identity_of(me).peer_id, expires=ends)
+
+    monkeypatch.setattr(SimWorld, "contacts", contacts)
+    run = played(5, "open", joins={4: 14.0}, trial=trial, seconds=60.0)
+    assert not run.violations
+    assert any("expired" in event.fields["detail"] for event in events_of(run, "alarm", 4))
+    assert rounds_of(run, 4) and bool(events_of(run, "trial", 0)) == bool(trial)
+    joined = min(memberships(run, 0, 4)) - min(rounds_of(run, 4))
+    assert joined > 5 if trial else joined <= 2
 
 
 def test_revoked_member_is_out_of_the_next_round_and_learns_why(played):
