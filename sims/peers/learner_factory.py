@@ -6,9 +6,10 @@ from pathlib import Path
 
 from thinwire.node.peer.peer import Peer
 from thinwire.node.state.fragments import fragments_of
-from thinwire.sims.peers.learners import CORPUS, StubLearner, TorchLearner
+from thinwire.sims.peers.learners import StubLearner, TorchLearner
 from thinwire.sims.peers.machine import SimLearner
 from thinwire.sims.peers.pipeline_learners import staged
+from thinwire.sims.peers.training_text import training_text
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
 from thinwire.swarm.identity.stage_claim import Seat
 from thinwire.swarm.manifest.manifest import Manifest
@@ -45,7 +46,7 @@ class LearnerFactory:
         """Return a text to train on."""
         text = self._folder / "text.txt"
         if not text.exists():
-            text.write_text(CORPUS * 400)
+            text.write_text(training_text())
         return text
 
 

@@ -32,8 +32,6 @@ RATE = 0.05
 SPREAD = 0.2
 """Distance of one peer's optimum from the common one, per parameter; first parameters are 1 away."""
 
-CORPUS = "the quick brown fox jumps over the lazy dog and then it sleeps in the warm sun until noon. "
-
 
 class Stopwatch:
     """Lets virtual time pass for inner steps."""

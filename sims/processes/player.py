@@ -24,7 +24,7 @@ from typing import ClassVar
 import psutil
 from thinwire.node.local_swarm.event_analysis import compare_digests
 from thinwire.node.methods.registry import METHODS
-from thinwire.sims.peers.learners import CORPUS
+from thinwire.sims.peers.training_text import training_text
 from thinwire.sims.processes.actor_processes import TEXT, ActorProcesses, ActorSlot
 from thinwire.sims.processes.fault_injector import ProcessFaultInjector
 from thinwire.sims.processes.testbed import PeerNetworks, Unplayable
@@ -110,7 +110,7 @@ async def _play(level: str, scenario: Scenario, networks: PeerNetworks, view: Li
         sites = await networks.open()
         manifest = place / "run.toml"
         manifest.write_text(scenario.manifest, encoding="utf-8")
-        (place / TEXT).write_text(CORPUS * 400)
+        (place / TEXT).write_text(training_text())
         early = sum(peer.join <= 0 for peer in scenario.peers)
         slots = [
             ActorSlot(peer, site, scenario, manifest, place / peer.name, early if peer.index == 0 else 1)

@@ -85,7 +85,7 @@ width = 8
 heads = 2
 context = 8
 [inner]
-lr = 0.003
+lr = 0.03
 batch = 1
 accumulate = 2
 warmup = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -44,12 +44,13 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
         spoiler: int = -1,
         honest_at: float = 0.0,
         method: Mapping[str, str] = {"outer": "sync_every = 4", "codec": "fp32"},
+        compute: Literal["stub", "torch"] = "stub",
     ) -> Run:
         admission = f"[admission]\nmode = 'open'\ntrial_rounds = {ROUNDS}\n{tables or 'trial_per_network = 0'}"
         toml = manifest_of(**method, tables=admission)
         joins = {old + number: at + 0.01 * number for number in range(new)}
         joins |= {old + new - 1: honest_at} if honest_at else {}
-        scenario = swarm_of(old + new, toml, seconds=seconds, parameters=2_000, joins=joins)
+        scenario = swarm_of(old + new, toml, seconds=seconds, parameters=2_000, joins=joins, compute=compute)
         liars = old + new - bool(honest_at)
         peers = tuple(
             replace(one, liar=liar if one.index in range(old, liars) else "flip" if one.index == spoiler else "")
@@ -217,3 +218,14 @@ def test_newcomers_of_one_network_have_few_places(played):
     run = played(2, 8, seconds=20.0, tables="trial_per_network = 3")
     for member in (0, 1):
         assert max(fields["peers"] for fields in rounds_of(run, member).values()) == 2 + 3
+
+
+@pytest.mark.trial
+@pytest.mark.timeout(240)
+def test_newcomer_that_trains_a_real_model_is_endorsed_and_a_liar_is_not(played):
+    tables = "trial_per_network = 0\n[model]\nlayers = 1\nwidth = 32\nheads = 2\ncontext = 32\n[inner]\nbatch = 8\nwarmup = 0\n"
+    method = {"outer": "sync_every = 20", "codec": "fp32"}
+    run = played(3, 2, liar="flip", honest_at=7.0, seconds=300.0, tables=tables, method=method, compute="torch")
+    endorsed = {event.fields["peer"] for event in events_of(run, "endorsed", 0)}
+    assert endorsed == {name_of(4)} and run.violations == ()
+    assert opinions_of(run, 0, 3)[-1]["score"] < 0.0
