@@ -90,6 +90,7 @@ def generate(
             "--temperature",
             metavar="T",
             min=0.0,
+            max=MOST,
             callback=finite,
             help="Temperature of draws; 0: always the most likely token.",
         ),

@@ -42,6 +42,8 @@ def export(model: StoredModel, out: Path, format: str, config: Config, *, force:
     try:
         if out.exists() and not (out.is_file() or out.is_dir()):  # a rename would replace a device, too
             raise ExportError(f"{out} is neither a file nor a folder", "name the file to write")
+        if format == "safetensors" and out.is_dir():  # also ".", which has no name to write under
+            raise ExportError(f"{out} is a folder", "name the file to write")
         if out.is_file() and not force and not _is_export(out):
             raise ExportError(f"{out} is no earlier export", "name another file, or replace it with --force")
         if format != "safetensors" and not force and out.is_dir() and any(out.iterdir()):

@@ -26,12 +26,19 @@ Tokens = Annotated[
 ]
 StepSeconds = Annotated[
     float | None,
-    typer.Option("--step", metavar="SECONDS", min=1e-6, callback=finite, help="Duration of an inner step of a peer."),
+    typer.Option(
+        "--step", metavar="SECONDS", min=1e-6, max=MOST, callback=finite, help="Duration of an inner step of a peer."
+    ),
 ]
 Speed = Annotated[
     float | None,
     typer.Option(
-        "--speed", metavar="TFLOPS", min=1e-6, callback=finite, help="Speed of a peer, if --step is not known."
+        "--speed",
+        metavar="TFLOPS",
+        min=1e-6,
+        max=MOST,
+        callback=finite,
+        help="Speed of a peer, if --step is not known.",
     ),
 ]
 Peers = Annotated[
@@ -45,7 +52,8 @@ Links = Annotated[
     ),
 ]
 RoundTripTime = Annotated[
-    float, typer.Option("--rtt", metavar="MS", min=0, callback=finite, help="Round-trip time between two peers.")
+    float,
+    typer.Option("--rtt", metavar="MS", min=0, max=MOST, callback=finite, help="Round-trip time between two peers."),
 ]
 Every = Annotated[
     int | None,

@@ -89,7 +89,7 @@ def question(
             every=every or 0,
             codec=codec,
             memory=memory,
-            line=_line(line) if line else None,
+            line=_line(line, sum(machine.count for machine in machines)) if line else None,
             assumed=tuple(assumed),
         )
     except SpecError as error:
@@ -148,10 +148,12 @@ def _machines(links: Sequence[str], peers: int | None, step: float) -> tuple[Pee
     return tuple(msgspec.structs.replace(machine, count=number or 1) for number, machine in found)
 
 
-def _line(text: str) -> PeerMachine:
+def _line(text: str, peers: int) -> PeerMachine:
     number, machine = _machine(text, 1.0)
     if number < 2 or "@" in text:
         raise PlanError(f"{text!r} is no line that peers share", "it is NxDOWN/UP in Mbit/s, as 4x50/10")
+    if number > peers:
+        raise PlanError(f"{number} peers share the line, but there are {peers}", "--peers or --link gives their number")
     return msgspec.structs.replace(machine, count=number)
 
 

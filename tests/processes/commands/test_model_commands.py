@@ -53,6 +53,8 @@ def test_generate_writes_the_same_text_from_run_checkpoint_and_export(peer, caps
     assert outcome(capsys, "generate", *words, "--seed", 4)[1] != text
     likely = [outcome(capsys, "generate", *words, "--temperature", 0, "--seed", seed)[1] for seed in (1, 2)]
     assert likely[0] == likely[1]
+    code, out, err = outcome(capsys, "generate", *words, "--temperature", "1e308")
+    assert code == 2 and out == "" and "1000000000" in err
     code, out, _ = outcome(capsys, "generate", *words, "--seed", 3, "--json")
     assert code == 0 and "lorem ip" + json.loads(out)["text"] + "\n" == text
     code, out, err = outcome(capsys, "generate", "other", *words)

@@ -129,6 +129,7 @@ def test_question_parses_counts_with_suffixes():
         ({**FLAGS, "links": ["50/10@0"]}, "must be above 0"),
         ({**FLAGS, "links": ["99999x50/10"]}, "10000"),
         ({**FLAGS, "links": ["3x50/10", "2xdsl"], "peers": 8}, "5 peers"),
+        ({**FLAGS, "line": "4x50/10", "peers": 3}, "4 peers share the line, but there are 3"),
         ({"toml": b'[model]\nkind = "custom"\n', "step": 1.0}, "--parameters"),
         ({"toml": b'[data]\ntokenizer = "t.json"\n', "step": 1.0}, "--parameters"),
     ],

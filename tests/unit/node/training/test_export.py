@@ -281,6 +281,9 @@ def test_export_mistakes_are_reported(tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe")
     code, _, err = outcome(capsys, tmp_path / "pipe", "--home", home)
     assert code == 2 and "neither a file nor a folder" in err and (tmp_path / "pipe").is_fifo()
+    for folder in (tmp_path, ".", "/"):
+        code, _, err = outcome(capsys, folder, "--force", "--home", home)
+        assert code == 2 and "is a folder\nhint: name the file" in err
     manifest = directories(home).run(RUN).manifest
     manifest.write_text('[model]\nkind = "custom"\n')
     code, _, err = outcome(capsys, tmp_path / "f", "--format", "transformers", "--home", home)
