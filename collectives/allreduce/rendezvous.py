@@ -1,7 +1,7 @@
 """Collection of an operation's callers and choice of its group, before the operation becomes a round.
 
-Each peer sends its wish (`Call`) to all others. When all present peers have called, or `grace` is over, the first
-caller by rendezvous ranking names the group (`Call.group`). A peer accepts a group that it would have named itself, or
+Each peer sends its wish (`Call`) to all others. When all present peers have called, or `grace` is over for two callers,
+the first caller by rendezvous ranking names the group (`Call.group`). A peer accepts a group that it would have named itself, or
 that more than half of the others name: see `group_acceptance`. Peers with a different plan are left out.
 """
 
@@ -57,6 +57,7 @@ class Rendezvous:
     def __init__(self, context: PeerContext, plan: Plan, *, grace: float, patience: float) -> None:
         self.calls: dict[PeerId, Call] = {}
         """Last call of each other peer with the same plan."""
+        self._called_at: dict[PeerId, float] = {}  # when the first call of each of them arrived
         self.differing: dict[PeerId, str] = {}
         """Peers with a different plan, and the difference."""
         self._context, self._plan, self._grace, self._patience = context, plan, grace, patience
@@ -94,11 +95,13 @@ class Rendezvous:
             return False
         self.differing.pop(peer, None)
         self.calls[peer] = call
+        self._called_at.setdefault(peer, self._context.now())
         return True
 
     def forget(self, peer: PeerId) -> None:
         """Forget a peer that no longer calls or is unreachable."""
         self.calls.pop(peer, None)
+        self._called_at.pop(peer, None)
         self.differing.pop(peer, None)
 
     def withdraw(self, peer: PeerId) -> None:
@@ -115,6 +118,7 @@ class Rendezvous:
     def clear(self) -> None:
         """Forget all calls: they were for another number."""
         self.calls.clear()
+        self._called_at.clear()
         self.differing.clear()
         self._withdrawn.clear()
 
@@ -157,6 +161,8 @@ class Rendezvous:
             return ()
         if self._complete is None:
             self._complete = now
+        if self._first_late(callers):
+            return None
         turn = leader_order(context.run_id, callers, *key).index(context.me)
         return tuple(sorted(callers)[:MAX_GROUP]) if now >= self._complete + turn * self._patience else None
 
@@ -171,5 +177,20 @@ class Rendezvous:
 
     def _awaited(self) -> set[PeerId]:
         """Return present peers that have not called and that we wait for."""
+        return set() if self._late else self._absent()
+
+    def _absent(self) -> set[PeerId]:
+        """Return present peers that have not called."""
         known = {self._context.me, *self.calls, *self.differing, *self._context.gone}
-        return set() if self._late else set(self._context.here()) - known
+        return set(self._context.here()) - known
+
+    def _first_late(self, callers: Collection[PeerId]) -> bool:
+        """Return whether all other callers still wait for absent peers, if they have our grace.
+
+        Our proposal alone would not end their waiting, and a group of two would begin without the other. The round waits one
+        patience for its members; half of it is left for messages in transit.
+        """
+        called_at = [self._called_at[peer] for peer in callers if peer != self._context.me]
+        if not called_at or not self._absent():
+            return False
+        return self._context.now() < min(called_at) + self._grace - self._patience / 2
