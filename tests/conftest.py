@@ -1,5 +1,6 @@
 """Settings of all tests."""
 
+import argparse
 import gc
 import os
 import signal
@@ -32,15 +33,26 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that divides a long run."""
-    parser.addoption("--part", default="1/1", metavar="K/N", help="run the K-th of N parts of the selected tests")
+    parser.addoption(
+        "--part",
+        type=_part,
+        default=(1, 1),
+        metavar="K/N",
+        help="run the K-th of N parts of the selected tests",
+    )
+
+
+def _part(text: str) -> tuple[int, int]:
+    part, slash, parts = text.partition("/")
+    if not (slash and part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with K from 1 to N, as in 3/8")
+    return int(part), int(parts)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the tests of other parts. A test's part follows from its name, so that all parts are all tests."""
-    part, parts = map(int, config.getoption("--part").split("/"))
-    if not 1 <= part <= parts:
-        raise pytest.UsageError(f"--part {part}/{parts}: the first number must be between 1 and the second")
+    part, parts = config.getoption("--part")
     kept: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:
