@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 
 from thinwire.collectives.allreduce.group_round import LocalPart, group_round, key_of
 from thinwire.collectives.allreduce.rendezvous import PeerContext, Rendezvous
+from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.consensus.quorum import enough
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_planes.contributions import Summary
 from thinwire.collectives.rounds.round import Round
@@ -31,7 +33,7 @@ from thinwire.swarm.messages.registry import MAX_GROUP, Ask, Call, NextNumber, P
 LOGGER = logging.getLogger(__name__)
 
 UNABLE = 4
-"""Patiences without progress after which an operation fails if no quorum of its group is reachable."""
+"""Patiences without progress after which a peer gives up a group of which no quorum is reachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +225,7 @@ class Operation:
         now = self._context.now()
         if self.current is not None:
             self.current.tick()
-            wait = GIVE_UP if self.current.agreement.able else UNABLE
+            wait = GIVE_UP if self._able(self.current.agreement) else UNABLE
             if not self.ended.done() and now > max(self._started, self.current.progressed_at) + wait * self._patience:
                 failure, hint = "no majority of the group is left and reachable", "call again with the present peers"
                 # Each of the others may have begun another group, so that none of them is in more than half of the calls.
@@ -233,6 +235,17 @@ class Operation:
                     self._fail(failure, hint)
         else:
             self._choose_group()
+
+    def _able(self, agreement: Agreement) -> bool:
+        """Return whether a quorum of the group is reachable.
+
+        Members that have begun another group count as unreachable.
+        """
+        elsewhere = {
+            peer for peer, call in self._callers.calls.items() if peer in call.group and call.group != self.group
+        }
+        here = agreement.reachable - set(agreement.nonvoters) - elsewhere
+        return enough(here, agreement.terms.members, fraction=agreement.terms.fraction)
 
     # --- choosing the group
 

@@ -1,8 +1,9 @@
 """Collection of an operation's callers and choice of its group, before the operation becomes a round.
 
-Each peer sends its wish (`Call`) to all others. When all present peers have called, or `grace` is over for two callers,
-the first caller by rendezvous ranking names the group (`Call.group`). A peer accepts a group that it would have named itself, or
-that more than half of the others name: see `group_acceptance`. Peers with a different plan are left out.
+Each peer sends its wish (`Call`) to all others. When all present peers have called, or `grace` is over for two
+callers, the first caller by rendezvous ranking names the group (`Call.group`). A peer accepts a group that it would
+have named itself, or that more than half of the others name: see `group_acceptance`. Peers with a different plan are
+left out.
 """
 
 from __future__ import annotations

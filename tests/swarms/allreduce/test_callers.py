@@ -149,6 +149,30 @@ def test_two_peers_without_link_both_contribute(count):
     play(scene)
 
 
+def test_members_of_groups_beside_each_other_do_not_wait_for_each_other():
+    """Four peers whose links are a ring begin several groups, none of which can finish; the next average has all."""
+
+    async def scene():
+        group = Group(4)
+        await asyncio.sleep(1.0)
+        for one, other in ((0, 2), (1, 3)):
+            group.net.cut(group[one].id, group[other].id)
+        calls = [
+            asyncio.ensure_future(member.average(np.full(2, 2.0**i), op="sum", grace=1.0))
+            for i, member in enumerate(group)
+        ]
+        await asyncio.sleep(4.0)
+        for one, other in ((0, 2), (1, 3)):
+            group.net.mend(group[one].id, group[other].id)
+        for call in calls:
+            is_sum_of_those_named(group, *await call)
+        assert virtual_loop.current().time() < 1.0 + 4.0 + 4.0
+        for ended, out in await together(group, [np.full(2, 2.0**i) for i in range(4)], op="sum"):
+            assert len(is_sum_of_those_named(group, ended, out)) == 4
+
+    play(scene)
+
+
 def test_two_peers_behind_one_address_both_contribute():
     async def scene():
         group = Group(2)
