@@ -46,8 +46,9 @@ def test_several_joiners_share_what_one_may_take_and_fetch_one_state_each(apart)
         codec="topk(k=256,chunk=4096)|2bit|rice",
     )
     assert cost.fetches == 4 and cost.state == 4 * 4 * 1_500_000
-    # A pause follows what was sent: each source is a frame ahead at most.
-    assert cost.sent < 0.1 * 4 * UPLINK * cost.seconds + 4 * CHUNK_BYTES
+    # A pause follows what was sent: each source is a frame ahead at most. The round that makes them members has no pauses,
+    # and brings each of them less than half a frame.
+    assert cost.sent < 0.1 * 4 * UPLINK * cost.seconds + 4 * 1.5 * CHUNK_BYTES
 
 
 @pytest.mark.trial
