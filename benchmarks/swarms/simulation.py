@@ -38,7 +38,9 @@ SEEDS = (0, 1, 2, 3, 5, 8)
 SIZES = (4, 8, 16, 32, 64)
 KIND = dict.fromkeys(("Ready",), "Ready") | dict.fromkeys(("ResultRecord", "Vote"), "Record and Vote")
 KIND |= {"Propose": "Propose"} | dict.fromkeys(("Commit", "CompactCommit"), "Commit")
-KIND |= dict.fromkeys(("Prepare", "Promise", "Blame", "Ask", "Behind", "Decline", "Leave", "Fetch"), "others")
+KIND |= dict.fromkeys(
+    ("Prepare", "ViewChange", "Promise", "Blame", "Ask", "Behind", "Decline", "Leave", "Fetch"), "others"
+)
 """Column of each message of a round."""
 MANIFEST = """
 [run]

@@ -4,14 +4,15 @@ A promise or vote is durable before it is sent (see `vote_store`), so a peer tha
 peer does not promise or vote. A peer that has lost its store has a new life, which is no member (see `Proposal.lives`).
 
 An acceptor may always ignore a ballot. The ballots of one peer are followed only as often as an honest proposer begins
-them: some at once, then one after pauses that double. Otherwise the peer that asks most often would win, and no ballot of
-other peers would end.
+them: some at once, then one after pauses that double, and that are short for the member with precedence (see `turn`).
+Otherwise the peer that asks most often would win, and no ballot of other peers would end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from thinwire.collectives.consensus.electorate import Views
 from thinwire.collectives.consensus.farewells import signed
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of, sound
 from thinwire.collectives.consensus.vote_store import VoteRecord, VoteStore
@@ -28,7 +29,11 @@ from thinwire.swarm.messages.registry import (
 )
 
 LEAP = 10_000
-"""Maximum difference between our term and that of a new ballot: two sides of a partition after a day."""
+"""Terms that peers may use in one view, far more than honest ones need.
+
+The member with precedence may use those of the next view, too. So it can lead above any ballot of a liar that another
+acceptor has promised.
+"""
 
 LAST_TERM = 2**31
 """Highest term of a ballot, so that no term exceeds the 32 bits that it has in a message."""
@@ -39,11 +44,15 @@ BALLOTS = 4
 MAX_PAUSE = 8.0
 """Maximum patiences between two ballots of one leader; pauses begin with a quarter and double."""
 
+MAX_PAUSE_WITH_PRECEDENCE = 2.0
+"""The same for the member that has precedence."""
 
-def ballot_pause(ballots: int) -> float:
-    """Return the patiences that a leader waits after this number of ballots of a round."""
+
+def ballot_pause(ballots: int, *, precedence: bool = False) -> float:
+    """Return the patiences that a leader waits after this number of its ballots of a round."""
     # There may be thousands, so the exponent is bounded as well as the result.
-    return min(MAX_PAUSE, 0.125 * 2.0 ** min(ballots - BALLOTS, 16)) if ballots > BALLOTS else 0.0
+    pause = min(MAX_PAUSE, 0.125 * 2.0 ** min(ballots - BALLOTS, 16)) if ballots > BALLOTS else 0.0
+    return min(pause, MAX_PAUSE_WITH_PRECEDENCE) if precedence else pause
 
 
 class Acceptor:
@@ -52,8 +61,8 @@ class Acceptor:
     `abstains`: this peer has no vote in the round. It may have voted in a later one, or has left it.
     """
 
-    def __init__(self, terms: RoundTerms, store: VoteStore, *, abstains: bool) -> None:
-        self._terms, self._store, self._life = terms, store, store.life
+    def __init__(self, terms: RoundTerms, store: VoteStore, views: Views, *, abstains: bool) -> None:
+        self._terms, self._store, self._life, self._views = terms, store, store.life, views
         record = store.record
         if record is not None and (record.lineage, record.round) != (terms.lineage, terms.round):
             # A record of a later round of this lineage means that we have returned with an older state.
@@ -61,9 +70,10 @@ class Acceptor:
             record = None
         self._record = record or VoteRecord(terms.lineage, terms.round, Ballot(0, bytes(32)), None, None)
         self.abstains = abstains or self._record.left
-        # For each peer: the number of its ballots that were followed, and the time before which it is too early for the next.
+        # For each peer: the number of its ballots that were followed, and the time of the last one.
         self._heeded: dict[PeerId, tuple[int, float]] = {}
         self._followed = self._record.promised
+        self._lowest = self.promised.term
 
     @property
     def promised(self) -> Ballot:
@@ -98,7 +108,8 @@ class Acceptor:
             return False
         if ballot.term < 1 or (first and sender != self._terms.members[0]):
             return False
-        if not (first or ballot == self.promised or self._heeds(ballot, now)):
+        # The promises that justify it prove that its term is in use.
+        if not (first or ballot == self.promised or self._heeds(ballot, now, LAST_TERM)):
             return False
         if not (first or justified()):
             return False
@@ -109,14 +120,21 @@ class Acceptor:
     def heeds(self, sender: PeerId, message: Prepare, now: float) -> bool:
         """Return True if a Prepare gets our promise, and note it."""
         ballot = message.ballot
-        return sender == ballot.leader and ballot.term > 1 and ballot > self.promised and self._heeds(ballot, now)
+        fresh = sender == ballot.leader and ballot.term > 1 and ballot > self.promised
+        return fresh and self._heeds(ballot, now, self.highest(sender))
 
-    def _heeds(self, ballot: Ballot, now: float) -> bool:
-        count, until = self._heeded.get(ballot.leader, (0, 0.0))
-        if ballot.term > min(self.promised.term + LEAP, LAST_TERM) or (count >= BALLOTS and now < until):
-            return False
+    def highest(self, leader: PeerId) -> int:
+        """Return the highest term that a ballot of this leader may have in the present view."""
+        views = self._views.number + 1 + (self._views.member == leader)
+        return min(self._lowest + LEAP * views, LAST_TERM)
+
+    def _heeds(self, ballot: Ballot, now: float, highest: int) -> bool:
+        count, last = self._heeded.get(ballot.leader, (0, 0.0))
         # Somewhat less than an honest leader pauses: messages overtake each other, and patiences differ.
-        self._heeded[ballot.leader] = (count + 1, now + 0.75 * ballot_pause(count + 1) * self._terms.patience)
+        pause = 0.75 * ballot_pause(count, precedence=self._views.member == ballot.leader)
+        if ballot.term > highest or now < last + pause * self._terms.patience:
+            return False
+        self._heeded[ballot.leader] = (count + 1, now)
         return True
 
     def trusts(self, peer: PeerId) -> bool:

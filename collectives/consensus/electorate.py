@@ -1,7 +1,8 @@
-"""Electorate of a round: the members of the last round, and those of them that this peer can reach."""
+"""Electorate of a round: the members of the last round, those that this peer can reach, and the order in which they lead."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
@@ -10,6 +11,80 @@ from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, RoundT
 from thinwire.collectives.consensus.quorum import enough, possible, tolerated
 from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import PeerId, Proposal, Ready
+
+VIEW = 4.0
+"""Patiences that a view lasts in the first rotation: for promises, a proposal, results and votes."""
+
+ROTATIONS = 4
+"""Rotations after which this time no longer doubles."""
+
+
+class Views:
+    """Views of a round that does not end: in each of them another member has precedence, in leader order.
+
+    The rules are those of PBFT (Castro and Liskov, Practical Byzantine Fault Tolerance, 1999, section 4.4): a peer asks for
+    the next view when the present one has lasted its time, and for a later one when more members ask for it than may lie.
+    It enters a view once a quorum has asked for it. So honest members enter a view at the same time, although their
+    patiences differ, and liars cannot end a view early. In each rotation views last twice as long.
+    """
+
+    def __init__(self, electorate: Electorate) -> None:
+        self._electorate = electorate
+        self.number = 0
+        self.since = math.inf
+        """Time at which this peer entered the view; infinity before the first one."""
+        self.asked = 0
+        """Highest view that this peer has asked for."""
+        self._ask_at = math.inf
+        self._asked: dict[PeerId, int] = {}
+
+    def begin(self, now: float) -> None:
+        """Enter the first view, unless it has begun: a quorum is ready here, or a ballot was followed."""
+        if self.since == math.inf:
+            self._enter(0, now)
+
+    @property
+    def member(self) -> PeerId:
+        """The member that has precedence; empty before the first view."""
+        members = self._electorate.terms.members
+        return members[self.number % len(members)] if self.since < math.inf else b""
+
+    def due(self, now: float) -> bool:
+        """Return True if it is time to ask for the next view, or to repeat that."""
+        return now >= self._ask_at
+
+    def ask(self, now: float) -> None:
+        """Ask for the next view."""
+        self.asked = max(self.asked, self.number + 1)
+        self._ask_at = now + self._length
+        self._note(self._electorate.me, self.asked, now)
+
+    def on_change(self, sender: PeerId, view: int, now: float) -> bool:
+        """Note that a member asks for a view; return True if this peer asks for a later one than before, too."""
+        self._note(sender, max(view, self._asked.get(sender, 0)), now)
+        others = sorted((asked for peer, asked in self._asked.items() if peer != self._electorate.me), reverse=True)
+        honest = max(1, self._electorate.liars)  # The first ones may lie.
+        if len(others) <= honest or others[honest] <= self.asked:
+            return False
+        self.asked = others[honest]
+        self._note(self._electorate.me, self.asked, now)
+        return True
+
+    def _note(self, peer: PeerId, view: int, now: float) -> None:
+        self._asked[peer] = view
+        for number in sorted({one for one in self._asked.values() if one > self.number}, reverse=True):
+            if self._electorate.enough({one for one, asked in self._asked.items() if asked >= number}):
+                self._enter(number, now)
+                break
+
+    def _enter(self, number: int, now: float) -> None:
+        self.number, self.since = number, now
+        self._ask_at = now + self._length
+
+    @property
+    def _length(self) -> float:
+        terms = self._electorate.terms
+        return VIEW * terms.patience * 2.0 ** min(ROTATIONS, self.number // len(terms.members))
 
 
 class Electorate:
@@ -30,6 +105,7 @@ class Electorate:
         self.me, self.terms, self._trial = me, terms, trial
         self.live, self.nonvoters = set(live) | {me}, set[PeerId]()
         self.farewells = Farewells(terms, verify)
+        self.views = Views(self)
 
     def enough(self, agreeing: Collection[PeerId], left: Collection[PeerId] | None = None) -> bool:
         """Return True if a quorum of the members without `left` agrees (default: all with a farewell)."""

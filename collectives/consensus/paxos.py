@@ -7,8 +7,9 @@ lists only: the contributors, and the members, which have a vote in the next rou
 Paxos Made Simple, 2001) with these departures: the first leader is known beforehand (rendezvous ranking of the members) and
 needs no first phase for term 1; an acceptor votes only when it holds every result, so that a vote is also a promise to
 serve them; and members that leave are taken out of the quorum by their farewells (see `quorum`). Two rules make it harder
-for liars to stop a round: of each peer only so many ballots are followed (`acceptor`), and if no commit is possible on a
-reported vote, it does not bind (`justification.bound`). Limits: "Liars that stop a round" in docs/design/agreement.md.
+for liars to stop a round: of each peer only so many ballots are followed (`acceptor`), members have precedence in rotation
+(`turn`), and if no commit is possible on a reported vote, it does not bind (`justification.bound`). Limits: "Liars that stop
+a round" in docs/design/agreement.md.
 
     Ready      all -> all              announcement of a contribution, before its data
     Propose    leader -> all           these contribute; owners follow from (group, alive). In a later ballot with the
@@ -16,6 +17,8 @@ reported vote, it does not bind (`justification.bound`). Limits: "Liars that sto
     Vote       all -> leader           all results are here, their digest is D
     Commit     leader -> all           D, with the votes that prove it; peers that have the proposal get a CompactCommit
     Prepare    candidate -> all        the leader is gone or stands still, or a peer must be left out: report your last vote
+    ViewChange member -> all           the round does not end: let the next member have precedence
+               member -> candidate     a higher ballot of another leader is promised here
     Promise    all -> candidate        the last vote; no lower ballot gets another one
     Decline    peer -> candidate       no state of this fragment, so no commit is known here
     Blame      participant -> leader   that peer stops our progress
@@ -64,6 +67,7 @@ from thinwire.swarm.messages.registry import (
     Propose,
     Ready,
     ShownReady,
+    ViewChange,
     Vote,
 )
 
@@ -114,7 +118,8 @@ class Agreement:
             me, store.life, self._electorate, self.announcements, equivocation, verify=verify, banned=banned
         )
         self._proposer = Proposer(self._electorate, self.ready, idle, barred)
-        self._acceptor = Acceptor(terms, store, abstains=not voter or terms.other_life(me, store.life))
+        abstains = not voter or terms.other_life(me, store.life)
+        self._acceptor = Acceptor(terms, store, self._electorate.views, abstains=abstains)
         self._hasty = hasty
         self._turn = Turn(self._electorate, self._acceptor, self._proposer, self.ready)
         self._complaints = Complaints(terms, self.announcements, barred)
@@ -271,7 +276,7 @@ class Agreement:
             self._check.note_vote(sender, message, signature)  # Also after the commit: it needs no more votes.
         if isinstance(message, Commit):
             self._on_commit(message)
-        elif isinstance(message, (Propose, Prepare)) and sender not in self.terms.members:
+        elif isinstance(message, (Propose, Prepare, ViewChange)) and sender not in self.terms.members:
             return  # Only members lead; otherwise a stranger could stop every round.
         elif isinstance(message, Leave):
             self._on_leave(sender, message)
@@ -309,7 +314,7 @@ class Agreement:
             self.announcements.proves(message, commit.proposal)
         elif isinstance(message, Propose):
             self._check.note(message.proposal)
-        if isinstance(message, (Ready, Prepare, Blame, Ask)):
+        if isinstance(message, (Ready, Prepare, ViewChange, Blame, Ask)):
             self._out.append((sender, commit))
 
     def _handle_before_commit(self, sender: PeerId, message: Message, signature: bytes, now: float) -> bool:
@@ -326,6 +331,8 @@ class Agreement:
                 self._on_proposal(sender, message, now)
             case Prepare():
                 self._on_prepare(sender, message, now)
+            case ViewChange():
+                self._on_view_change(sender, message, now)
             case Promise():
                 if message.voted is not None:
                     self._check.note(message.voted)
@@ -390,19 +397,39 @@ class Agreement:
             self._out.append((peer, Propose(proposal)))
 
     def _on_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
-        refused = message.lineage != self.terms.lineage or not self.voter or sender in self._check.refused
+        if message.lineage != self.terms.lineage or not self.voter or sender in self._check.refused:
+            return
         before = self._acceptor.promised
-        # A ballot of this peer has been in vain, in a round before or in this one.
+        if message.ballot < before:
+            self._out.append((sender, self._view_change()))
+            return
+        # A ballot of a hasty peer has been in vain, in a round before or in this one.
         hasty = sender in self._hasty or sender in self._acceptor.heeded
-        refused |= hasty and sender != before.leader and self._turn.held(self.proposal, now)
-        if refused or not self._acceptor.heeds(sender, message, now):
+        early = self._turn.too_early(sender, self.proposal, now, hasty=hasty)
+        if early or not self._acceptor.heeds(sender, message, now):
             return
         if (promise := self._acceptor.promise(message.ballot)) is None:
             return
+        self._turn.promise(now)
         if before.leader != sender or (self.proposal is not None and self.proposal.ballot == before):
             self._turn.follow(sender, now)  # A ballot that its leader begins again is no progress.
         self._proposer.on_other_ballot()
         self._out += [(sender, one) for one in (self.ready.get(self.me), promise) if one is not None]
+
+    def _view_change(self) -> ViewChange:
+        terms, views = self.terms, self._electorate.views
+        return ViewChange(terms.round, terms.fragment, views.asked, self._acceptor.promised, terms.lineage)
+
+    def _on_view_change(self, sender: PeerId, message: ViewChange, now: float) -> None:
+        if message.lineage != self.terms.lineage or not self.voter:
+            return
+        views = self._electorate.views
+        if views.on_change(sender, message.view, now):
+            self._out.append((None, self._view_change()))
+        elif message.view < views.asked:
+            self._out.append((sender, self._view_change()))
+        if self._proposer.refused(message.ballot):
+            self._prepare(now)
 
     def _on_leave(self, sender: PeerId, message: Leave) -> None:
         """Note a farewell, and pass it on while the round needs it: the peer may not have reached all others."""
@@ -427,6 +454,9 @@ class Agreement:
         """Let time pass: open a ballot when it is time, replace a leader that is gone or stands still."""
         if self.commit is not None or self.diverged or not self.voter:
             return
+        if self._electorate.views.due(now):
+            self._electorate.views.ask(now)
+            self._out.append((None, self._view_change()))
         if self._proposer.preparing:
             self._try_open(now)
         elif self._proposer.urged and self._proposer.leads(self.proposal):
@@ -440,11 +470,13 @@ class Agreement:
                 self._prepare(now)
 
     def _prepare(self, now: float) -> None:
-        ballot = self._proposer.next(self._acceptor.promised, now) if self.voter else None
+        highest = self._acceptor.highest(self.me)
+        ballot = self._proposer.next(self._acceptor.promised, highest, now) if self.voter else None
         promise = self._acceptor.promise(ballot) if ballot is not None else None
         if promise is None:
             return
         self._turn.progress(now)
+        self._turn.promise(now)
         self._proposer.prepare(promise, self.sign(promise), now)
         self._out += [(None, leave) for leave in self._electorate.farewells.messages()]
         self._out.append((None, Prepare(self.terms.round, self.terms.fragment, promise.ballot, self.terms.lineage)))

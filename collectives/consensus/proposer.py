@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, ballot_pause
+from thinwire.collectives.consensus.acceptor import BALLOTS, LEAP, ballot_pause
 from thinwire.collectives.consensus.blame import BlameBook
 from thinwire.collectives.consensus.certificates import compact
 from thinwire.collectives.consensus.electorate import Electorate
@@ -66,8 +66,10 @@ class Proposer:
         """Peers that have answered it, are ready, and are no members."""
         self._ballots = 0
         """Number of ballots above the first that we or others have begun in this round."""
-        self._pause_until = 0.0
-        """Time before which we begin no other ballot."""
+        self._begun = 0
+        """Number of those that we have begun."""
+        self._reported = 0
+        """Highest term that peers have reported when they refused our ballots."""
         self._prepared_at = 0.0
         self._opened_at = 0.0
         self._tried: set[Digest] = set()
@@ -102,15 +104,27 @@ class Proposer:
         """Lead the first ballot, which needs no promises but our own."""
         self.ballot, self._promises = promise.ballot, {self._electorate.me: (promise, signature)}
 
-    def next(self, promised: Ballot, now: float) -> Ballot | None:
-        """Return our next ballot above the promised one; None if it is too early, or if no number is left."""
-        term = max(promised.term, 1) + 1
-        return Ballot(term, self._electorate.me) if now >= self._pause_until and term <= LAST_TERM else None
+    def refused(self, promised: Ballot) -> bool:
+        """Note that a peer reports a promise of this ballot. Return True if we should begin a higher one at once."""
+        self._reported = max(self._reported, promised.term)
+        # Reports may be lies. So they have an effect on the first ballots at once, and later only on the next one.
+        return self.preparing and self.ballot is not None and self.ballot < promised and self._begun < BALLOTS
+
+    def next(self, promised: Ballot, highest: int, now: float) -> Ballot | None:
+        """Return our next ballot above the promised one; None if it is too early, or if no number is left.
+
+        highest: see `Acceptor.highest`.
+        """
+        # A report may be a lie, and must not use up the terms.
+        term = max(promised.term, min(self._reported, highest - LEAP // 2), 1) + 1
+        pause = ballot_pause(self._begun, precedence=self._electorate.views.member == self._electorate.me)
+        early = self._begun and now < self._prepared_at + pause * self._terms.patience
+        return Ballot(term, self._electorate.me) if not early and term <= highest else None
 
     def prepare(self, promise: Promise, signature: bytes, now: float) -> None:
         """Begin a ballot, with our own promise and our signature of it."""
         self._ballots += 1
-        self._pause_until = now + ballot_pause(self._ballots) * self._terms.patience
+        self._begun += 1
         self.first(promise, signature)
         self.urged, self._prepared_at = False, now
         self._asked, self._guests = self._electorate.live - {self._electorate.me}, set()
@@ -240,8 +254,10 @@ class Proposer:
     ) -> Proposal | None:
         """Return the proposal of a ballot; None if more promises are needed, or too few peers contribute."""
         able, excluded, distrusted = self._eligible(ballot, present)
-        if before is not None and not self._electorate.enough(set(able) & set(before.group), left):
-            before = None  # Only peers of the group can vote, and there are too few of them.
+        if before is not None:
+            few = not self._electorate.enough(set(able) & set(before.group), left)
+            # Only peers of the group can vote: there are too few of them, or some do not vote.
+            before = None if few or self._ballots > BALLOTS else before
         self._choose_idle(able, before)
         farewells = tuple(leave.farewell for leave in left.values())
         found, possible = decidable({peer: one for peer, (one, _) in promises.items()}, left, self._electorate)

@@ -1,6 +1,10 @@
-"""Turn of a peer: the time at which it begins a ballot.
+"""Turn of a peer: the time at which it begins a ballot, and the ballots that may stop another one.
 
-That is the first one of the round, or one in place of a leader that has departed or makes no progress.
+A ballot is the first one of the round, or takes the place of a leader that has departed or makes no progress.
+
+With crashes only, the first peer that notices is the fastest. But a liar could stop each ballot with one of its own. So
+a round that does not end passes through **views** (`Views`), each with another member that has **precedence**: no other
+ballot stops one that it has begun, and its pauses are short. Departure from PBFT: other members may begin ballots, too.
 """
 
 from __future__ import annotations
@@ -11,6 +15,12 @@ from thinwire.collectives.consensus.acceptor import Acceptor
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.swarm.messages.registry import PeerId, Proposal, Ready
+
+PROTECTED = 2.0
+"""Patiences from a promise to the proposal of the member with precedence: one for other promises, one for the messages."""
+
+ENTERED = 0.25
+"""Patiences after which all members have entered a view, so that they protect a ballot of the member with precedence."""
 
 
 class Turn:
@@ -25,7 +35,7 @@ class Turn:
         self._electorate, self._acceptor, self._proposer, self._ready = electorate, acceptor, proposer, ready
         self._terms = electorate.terms
         self._quorum_since: float | None = None
-        self._moved = self._followed = 0.0
+        self._moved = self._followed = self._promised_at = 0.0
 
     def progress(self, now: float) -> None:
         """Restart the patience: data or a vote has arrived, or this peer leads."""
@@ -41,16 +51,31 @@ class Turn:
         if self._acceptor.trusts(leader):
             self._moved = now
 
+    def promise(self, now: float) -> None:
+        """Note a promise."""
+        self._promised_at = now
+
     def waiting_for(self) -> tuple[PeerId, ...]:
         """Return the reachable members and applicants that the round waits for before it opens."""
         return self._electorate.waiting_for(self._given())
 
-    def held(self, proposal: Proposal | None, now: float) -> bool:
-        """Return True if a ballot of another peer would only delay the round.
+    def too_early(self, sender: PeerId, proposal: Proposal | None, now: float, *, hasty: bool) -> bool:
+        """Return True if a ballot of this sender would only delay the round.
 
-        That is so if the proposal in progress has made progress within the patience, or if the first one is still to come. A
-        ballot without a proposal does not delay another one: several peers may begin ballots at a time, and the highest wins.
+        That is so for a hasty peer if the proposal in progress has made progress within the patience, or if the first one is
+        still to come. A ballot without a proposal does not delay another one: several peers may begin ballots at a time, and
+        the highest wins. Above the first ballot, a leader with precedence is protected from all others, also before its
+        proposal; and the member with precedence may replace a leader of many ballots.
         """
+        leader, preceding = self._acceptor.leader, self._electorate.views.member
+        if sender == leader:
+            return False
+        if self._acceptor.promised.term > 1 and leader == preceding:
+            return self._moves(proposal, now, protected=True)
+        replaces = sender == preceding and not self._acceptor.trusts(leader)
+        return hasty and not replaces and self._moves(proposal, now)
+
+    def _moves(self, proposal: Proposal | None, now: float, *, protected: bool = False) -> bool:
         promised = self._acceptor.promised
         if promised.term == 0:
             if self._terms.members[0] not in self._electorate.live:
@@ -58,8 +83,12 @@ class Turn:
             if self._quorum_since is None:
                 return self._electorate.able  # Otherwise the peer may have announcements that we lack.
             return now < self._quorum_since + self._terms.grace + self._terms.patience
-        moves = proposal is not None and proposal.ballot == promised and promised.leader in self._electorate.live
-        return moves and now < self._moved + self._terms.patience
+        if promised.leader not in self._electorate.live:
+            return False
+        if proposal is not None and proposal.ballot == promised:
+            moved = max(self._moved, self._followed) if protected else self._moved
+            return now < moved + self._terms.patience
+        return protected and now < self._promised_at + PROTECTED * self._terms.patience
 
     def early(self, proposal: Proposal | None) -> bool:
         """Return True if the round clearly needs, or waits for, more announcements before it opens."""
@@ -77,12 +106,8 @@ class Turn:
             return None
         turn = order.index(electorate.me)
         if proposal is not None or self._acceptor.promised.term > 1:
-            stuck = self._moved + (2 + turn) * self._proposer.growth * terms.patience
             able = leader in electorate.live and leader not in refused
-            if able and self._acceptor.trusts(leader):
-                return stuck
-            answer = self._followed + 2 * terms.patience if able else 0.0
-            return min(stuck, max(answer, self._moved + turn * terms.patience))
+            return self._stuck(turn, proposal, trusted=able and self._acceptor.trusts(leader), able=able, now=now)
         ready = electorate.live & self._ready.keys()
         few = terms.buffered and len(ready.intersection(self._given())) < max(1, terms.min_peers)
         if few or not electorate.enough(ready):
@@ -90,11 +115,31 @@ class Turn:
             return None
         if self._quorum_since is None:
             self._quorum_since = now
+        electorate.views.begin(now)
         graces = [terms.graces.get(peer, terms.grace) for peer in self.waiting_for()]
         grace = max(graces, default=0.0) if turn == 0 or not graces else max(*graces, terms.limit)
         if terms.buffered and electorate.waiting_for(self._ready):
             grace = max(grace, terms.patience)  # They only need to announce their presence to stay members.
         return self._quorum_since + grace + turn * terms.patience
+
+    def _stuck(self, turn: int, proposal: Proposal | None, *, trusted: bool, able: bool, now: float) -> float:
+        """Return the time of our turn to begin a ballot in place of another one."""
+        views, patience, growth = self._electorate.views, self._terms.patience, self._proposer.growth
+        views.begin(now)
+        if trusted:
+            due = self._moved + (2 + turn) * growth * patience
+        else:
+            answer = self._followed + (1 + turn) * patience if able else 0.0
+            due = max(answer, self._moved + turn * patience)
+        opened = proposal is not None and proposal.ballot == self._acceptor.promised
+        if trusted and opened:
+            return due
+        if views.member == self._electorate.me:
+            soonest = views.since + ENTERED * patience
+            return min(due, max(soonest, self._moved + (PROTECTED if trusted else 1.0) * patience))
+        if views.member in self._electorate.live and self._acceptor.leader in self._electorate.live:
+            due = max(due, views.since + patience)  # Two ballots at a time would stop each other.
+        return due
 
     def _given(self) -> Collection[PeerId]:
         """Return the peers that have announced what the round waits for."""

@@ -30,6 +30,7 @@ from thinwire.swarm.messages.registry import (
     Prepare,
     Ready,
     Result,
+    ViewChange,
 )
 
 
@@ -165,7 +166,7 @@ class FrameRouter:
             return
         self.dropped_frames += 1
         commit = self._history.commit_of(number, peer)
-        if commit is not None and isinstance(frame.message, (Ready, Ask, Prepare)):
+        if commit is not None and isinstance(frame.message, (Ready, Ask, Prepare, ViewChange)):
             self._send_queue.control(peer, commit)
         if frame.signature:
             self._send_queue.control(peer, Behind(self._replica.round, self._fragment))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from thinwire.collectives.outcome import Outcome
 from thinwire.node.methods.fragments.fragment_replicas import FragmentReplicas
@@ -17,13 +17,19 @@ class FragmentInvariants:
 
     together = True
 
-    def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], on_violation: OnViolation) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        honest: Mapping[PeerId, int],
+        on_violation: OnViolation,
+        forgetful: Callable[[PeerId], bool] = lambda peer: False,
+    ) -> None:
         self.turns = manifest.outer.fragment_count
         self._turns: dict[int, int] = {}
         self.each = tuple(
             CommitInvariants(manifest, honest, lambda oracle, peer, detail, number=number: on_violation(  # type: ignore[misc]
                 oracle, peer, f"fragment {number}: {detail}"
-            ))
+            ), forgetful)
             for number in range(manifest.outer.fragment_count)
         )  # fmt: skip
 

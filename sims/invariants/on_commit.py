@@ -6,7 +6,7 @@ step, and compares bits. It does not judge the choice of contributors: that is u
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,11 +61,22 @@ NONE: Floats = np.empty(0, np.float32)
 class CommitInvariants:
     """Checker of committed rounds. `honest`: peer id -> index of honest peers.
 
+    `forgetful`: returns True for a peer whose disk has lost a synced vote. A value is no longer decided once a voter has
+    forgotten it, see "Medium" in docs/design/agreement.md.
+
     Called by the world: `started` for each process, then `encoded`, `installed`, `committed` as they occur, `ended`.
     """
 
-    def __init__(self, manifest: Manifest, honest: Mapping[PeerId, int], on_violation: OnViolation) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        honest: Mapping[PeerId, int],
+        on_violation: OnViolation,
+        forgetful: Callable[[PeerId], bool] = lambda peer: False,
+    ) -> None:
         self._manifest, self._honest, self._on_violation = manifest, honest, on_violation
+        self._forgetful = forgetful
+        self._voters: dict[Digest, set[PeerId]] = {}
         self._vectors = 1 if manifest.sparse else METHODS[manifest.outer.method].replica.vectors
         self._single = manifest.outer.rounds_per_step == 1
         self.pairs = GossipInvariants(manifest, honest, on_violation) if manifest.outer.gossip else None
@@ -180,6 +191,8 @@ class CommitInvariants:
                 "round-order", index, f"round {round} after {'nothing' if before is None else f'round {before[0]}'}"
             )
         self._at[index] = (round, digest)
+        if outcome.commit is not None:
+            self._voters.setdefault(digest, {proof.peer for proof in outcome.commit.votes})
         self._claim(index, round, digest, lineage)
         if outcome.commit is not None:
             ours = [one.weight for one in outcome.commit.proposal.contributors if self._honest.get(one.peer) == index]
@@ -211,7 +224,14 @@ class CommitInvariants:
             return  # Replicas of gossip runs differ.
         claims = self._claims.setdefault((lineage, round), {})
         claims.setdefault(digest, {})[index] = None
-        others = [one for other, holders in claims.items() if other != digest for one in holders]
+        mine = list(claims).index(digest)
+        forgotten = [any(map(self._forgetful, self._voters.get(one, ()))) for one in claims]
+        others = [
+            one
+            for place, holders in enumerate(claims.values())
+            if place != mine and not forgotten[min(place, mine)]
+            for one in holders
+        ]
         if others and round:
             place = f"round {round}" + (f" of lineage {lineage[:8]}" if lineage else "")
             self._on_violation("agreement", index, f"{place}: peers {others[:5]} had another state")

@@ -23,6 +23,7 @@ from thinwire.sims.invariants.recomputed_rounds import ReplayInvariant, can_repl
 from thinwire.sims.peers.machine import Machine, SimLearner
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.membership.presets import Preset
+from thinwire.swarm.messages.registry import PeerId
 
 
 class SwarmInvariants:
@@ -49,9 +50,14 @@ class SwarmInvariants:
     ) -> None:
         self._on_violation, self._honest = on_violation, set(honest)
         ids = {machines[index].identity.peer_id: index for index in honest}
-        self.commits = CommitInvariants(manifest, ids, on_violation)
+        disks = {peer: machines[index].disk for peer, index in ids.items()}
+
+        def forgetful(peer: PeerId) -> bool:
+            return peer in disks and disks[peer].lied
+
+        self.commits = CommitInvariants(manifest, ids, on_violation, forgetful)
         partial = METHODS[manifest.outer.method].partial
-        self._fragments = FragmentInvariants(manifest, ids, on_violation) if partial else None
+        self._fragments = FragmentInvariants(manifest, ids, on_violation, forgetful) if partial else None
         self.replays: Mapping[int, ReplayInvariant] = {
             number: ReplayInvariant(manifest, ids, on_violation)
             for number in range(manifest.outer.fragment_count if partial else 1)

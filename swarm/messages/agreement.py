@@ -29,6 +29,19 @@ class Prepare(Message, frozen=True):
     lineage: Lineage = b""
 
 
+class ViewChange(Message, frozen=True):
+    """Demand of a member for the next view of a round that does not end, and its answer to a ballot below its promise.
+
+    `view`: highest view that the sender has asked for. `ballot`: the highest one that it has promised or followed.
+    """
+
+    round: U32
+    fragment: U16
+    view: U32
+    ballot: Ballot
+    lineage: Lineage = b""
+
+
 class Promise(Message, frozen=True):
     """Answer to Prepare: the sender will not vote for any lower ballot.
 

@@ -22,6 +22,7 @@ from thinwire.swarm.messages.agreement import (
     ResultClaim,
     ResultRecord,
     Verdict,
+    ViewChange,
     Vote,
 )
 from thinwire.swarm.messages.allreduce import MAX_TENSORS, OPERATIONS, Call, NextNumber, Plan, Tensor, WallClock
@@ -220,11 +221,12 @@ __all__ = [
     "U53",
     "VERSION",
     "Verdict",
+    "ViewChange",
     "Vote",
     "Welcome",
 ]
 
-VERSION = 15
+VERSION = 16
 """Version of the wire protocol. Peers of another version are refused; the error names both numbers."""
 
 _NUMBERED: list[type[Message] | None] = [
@@ -285,6 +287,7 @@ _NUMBERED: list[type[Message] | None] = [
     CompactCommit,
     ResultClaim,
     ShownReady,
+    ViewChange,
 ]
 """Message types in the order of their numbers, from 1; None: a number that is not used any more."""
 

@@ -5,7 +5,7 @@ import pytest
 from thinwire.collectives.outcome import Outcome
 from thinwire.sims.invariants.on_commit import CommitInvariants
 from thinwire.swarm.manifest.parser import parse
-from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Proposal
+from thinwire.swarm.messages.registry import Ballot, Commit, Contribution, Proof, Proposal
 
 SIZE = 1000
 
@@ -60,6 +60,22 @@ def test_agreement_invariant_compares_rounds_of_one_lineage():
     assert not told
     judge.installed(2, 1, b"b" * 32, state + 2)
     assert told == ["agreement"]
+
+
+@pytest.mark.parametrize("forgetful", [None, 0, 2])
+def test_agreement_invariant_excuses_a_second_value_if_a_voter_has_forgotten_the_first(forgetful):
+    """Peers 0 and 1 have voted for the first value, 1 and 2 for the second."""
+    told = []
+    ids = {peer(i): i for i in range(3)}
+    judge = CommitInvariants(parse(PLAIN), ids, lambda *what: told.append(what[0]), lambda one: ids[one] == forgetful)
+    state = np.zeros(4, np.float32)
+    for index in range(3):
+        judge.installed(index, 0, bytes(32), state)
+    for index, voters in ((0, (0, 1)), (1, (1, 2))):
+        votes = tuple(Proof(peer(one), bytes(64)) for one in voters)
+        proposal = Proposal(1, 0, Ballot(1, peer(0)), tuple(ids), tuple(ids), (), (), None, ())
+        judge.committed(index, 1, bytes([index]) * 32, state + 1, Outcome(commit=Commit(proposal, bytes(32), votes)))
+    assert told.count("agreement") == (forgetful != 0)
 
 
 @pytest.mark.parametrize("all_gone", [False, True])

@@ -6,6 +6,7 @@ import random
 
 import pytest
 from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, LEAP, Acceptor, ballot_pause
+from thinwire.collectives.consensus.electorate import Electorate, Views
 from thinwire.collectives.consensus.proposal import RoundTerms, electorate_digest, name_of
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.swarm.messages.registry import LIFE, Ballot, Contribution, Farewell, Leave, Prepare, Proposal
@@ -21,8 +22,13 @@ def terms(round=5, **changes):
     return RoundTerms(round, 0, MEMBERS, BASE, PLAN, max_weight=100, patience=PATIENCE, **changes)
 
 
+def views_of(terms):
+    return Views(Electorate(FIRST, terms, MEMBERS, lambda peer, message, signature: True))
+
+
 def acceptor_of(store=None, *, abstains=False, **changes):
-    return Acceptor(terms(**changes), store or MemoryVoteStore(), abstains=abstains)
+    given = terms(**changes)
+    return Acceptor(given, store or MemoryVoteStore(), views_of(given), abstains=abstains)
 
 
 class FullDisk(MemoryVoteStore):
@@ -124,14 +130,42 @@ def test_first_ballot_needs_no_promises_and_another_member_cannot_begin_it():
         assert acceptor_of().heeds(SECOND, prepare(term, SECOND), 0.0) == (term > 1)
 
 
-def test_heeds_a_term_up_to_the_largest_leap_and_the_last_term():
-    acceptor = acceptor_of()
-    acceptor.promise(Ballot(5, SECOND))
-    assert acceptor.heeds(SECOND, prepare(5 + LEAP, SECOND), 0.0)
-    assert not acceptor.heeds(SECOND, prepare(5 + LEAP + 1, SECOND), 0.0)
-    acceptor.promise(Ballot(LAST_TERM - 1, SECOND))
-    assert acceptor.heeds(SECOND, prepare(LAST_TERM, SECOND), 0.0)
+def test_heeds_a_term_up_to_a_bound_that_grows_with_each_view_and_is_higher_for_the_member_with_precedence():
+    """Another acceptor may have promised any lower term to a liar; so the leader of a view must be able to lead above it."""
+    views = views_of(given := terms())
+    acceptor = Acceptor(given, MemoryVoteStore(), views, abstains=False)
+    views.begin(0.0)
+    for number, member in enumerate((*MEMBERS, *MEMBERS)):
+        assert (views.number, views.member) == (number, member)
+        for peer in MEMBERS:
+            highest = LEAP * (number + 1 + (peer == member))
+            assert not acceptor.heeds(peer, prepare(highest + 1, peer), 1000.0 * number)
+        assert acceptor.heeds(member, prepare(LEAP * (number + 2), member), 1000.0 * number)
+        for peer in MEMBERS:
+            views.on_change(peer, number + 1, 1000.0 * number)
+
+
+def test_heeds_no_term_above_the_last_one():
+    store = MemoryVoteStore()
+    store.save(VoteRecord(b"", 5, Ballot(LAST_TERM - 1, FIRST), None, None))
+    acceptor = acceptor_of(store)
     assert not acceptor.heeds(SECOND, prepare(LAST_TERM + 1, SECOND), 0.0)
+    assert acceptor.heeds(SECOND, prepare(LAST_TERM, SECOND), 0.0)
+
+
+def test_follows_a_justified_proposal_of_any_term():
+    """Its promises prove that the term is in use. A peer that has restarted follows the others like that."""
+    assert acceptor_of().follows(SECOND, proposal_of(10 * LEAP, SECOND), 0.0)
+
+
+def test_pauses_of_the_member_with_precedence_are_short():
+    views = views_of(given := terms())
+    acceptor = Acceptor(given, MemoryVoteStore(), views, abstains=False)
+    for term in range(2, 12):
+        acceptor.heeds(FIRST, prepare(term, FIRST), 100.0 * term)
+    assert not acceptor.heeds(FIRST, prepare(12, FIRST), 1100.0 + 2.0 * PATIENCE)
+    views.begin(0.0)
+    assert acceptor.heeds(FIRST, prepare(12, FIRST), 1100.0 + 2.0 * PATIENCE)
 
 
 def test_heeds_the_first_ballots_at_once_and_later_ones_after_growing_pauses():
@@ -234,7 +268,9 @@ def test_follows_the_first_term_from_the_first_in_leader_order_not_in_peer_order
     reordered = RoundTerms(5, 0, (SECOND, FIRST, THIRD), BASE, PLAN, max_weight=100, patience=PATIENCE)
     for peer in MEMBERS:
         first = proposal_of(1, peer, reordered.electorate)
-        assert Acceptor(reordered, MemoryVoteStore(), abstains=False).follows(peer, first, 0.0) == (peer == SECOND)
+        assert Acceptor(reordered, MemoryVoteStore(), views_of(reordered), abstains=False).follows(
+            peer, first, 0.0
+        ) == (peer == SECOND)
 
 
 # --- durable before it is sent

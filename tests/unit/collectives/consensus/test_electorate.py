@@ -148,3 +148,85 @@ def test_peer_on_trial_is_uncounted_without_endorsements_of_a_quorum():
     for endorsing, found in (((BEN, CAT), {EVE: ON_TRIAL}), ((ANN, BEN), {}), ((EVE, ME), {EVE: ON_TRIAL})):
         said = {peer: msgspec.structs.replace(ready(), endorses=(EVE,)) for peer in endorsing}
         assert one.uncounted([EVE, DAN], said) == found, "DAN is a member"
+
+
+# --- views
+
+
+def views_of(members=4, me=ANN, fraction=2 / 3):
+    terms = RoundTerms(5, 0, (ANN, BEN, CAT, DAN)[:members], bytes(32), bytes(32), patience=2.0, fraction=fraction)
+    return Electorate(me, terms, terms.members, lambda peer, message, signature: True).views
+
+
+def test_views_begin_with_the_first_member_and_once():
+    views = views_of()
+    assert views.member == b"" and not views.due(1e9)
+    views.begin(1.0)
+    views.begin(5.0)
+    assert (views.number, views.member, views.since) == (0, ANN, 1.0)
+
+
+def test_peer_asks_for_the_next_view_after_its_time_and_repeats_that():
+    views = views_of()
+    views.begin(0.0)
+    asks = []
+    for at in range(30):
+        if views.due(float(at)):
+            views.ask(float(at))
+            asks.append((at, views.asked, views.number))
+    assert asks == [(8, 1, 0), (16, 1, 0), (24, 1, 0)], "alone it does not enter it"
+
+
+def test_view_begins_once_a_quorum_has_asked_for_it_or_a_later_one():
+    views = views_of()
+    views.begin(0.0)
+    views.ask(8.0)
+    views.on_change(BEN, 1, 9.0)
+    assert views.number == 0
+    views.on_change(CAT, 3, 10.0)
+    assert (views.number, views.member, views.since) == (1, BEN, 10.0)
+    views.on_change(CAT, 0, 11.0)
+    views.on_change(BEN, 3, 12.0)
+    assert views.number == 3 and views.asked == 3, "a late repetition of a lower one changes nothing"
+
+
+def test_peer_asks_for_a_view_that_more_members_ask_for_than_may_lie():
+    views = views_of()
+    views.begin(0.0)
+    assert not views.on_change(BEN, 2**31, 1.0) and views.asked == 0, "one of four may lie"
+    assert views.on_change(CAT, 7, 2.0) and views.asked == 7
+    assert views.number == 7, "with its own demand that is a quorum"
+    assert not views.on_change(DAN, 7, 3.0)
+
+
+def test_one_liar_of_three_does_not_end_a_view_with_plain_majorities():
+    views = views_of(members=3, fraction=0.5)
+    views.begin(0.0)
+    assert not views.on_change(CAT, 2**31, 1.0) and views.number == 0
+
+
+def test_members_of_unequal_patience_enter_a_view_together():
+    """The fast one asks first, and the slow one joins."""
+    fast, slow = views_of(members=3, fraction=0.5), views_of(members=3, me=BEN, fraction=0.5)
+    for views in (fast, slow):
+        views.begin(0.0)
+    fast.ask(8.0)
+    slow.on_change(ANN, fast.asked, 8.1)
+    assert (fast.number, slow.number) == (0, 0)
+    slow.ask(12.0)
+    fast.on_change(BEN, slow.asked, 12.1)
+    assert (fast.number, fast.since, slow.number, slow.since) == (1, 12.1, 1, 12.0)
+
+
+def test_views_last_twice_as_long_in_each_rotation_and_not_longer_than_sixteen_times():
+    views, lengths = views_of(), []
+    views.begin(0.0)
+    now = 0.0
+    for _ in range(28):
+        began = now
+        while not views.due(now):
+            now += 1.0
+        lengths.append(now - began)
+        for peer in (ANN, BEN, CAT):
+            views.on_change(peer, views.number + 1, now)
+    assert lengths == [8.0] * 4 + [16.0] * 4 + [32.0] * 4 + [64.0] * 4 + [128.0] * 12

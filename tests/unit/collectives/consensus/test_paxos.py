@@ -9,15 +9,15 @@ from __future__ import annotations
 import random
 import tracemalloc
 
-import blake3
 import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from kit.agreements import agreement, digest, name, ready, sign, terms, verify
 from kit.round_harness import freely
 from thinwire.collectives.consensus.acceptor import LAST_TERM, LEAP
 from thinwire.collectives.consensus.certificates import compact
-from thinwire.collectives.consensus.paxos import Agreement, RoundTerms
+from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import vote_for
 from thinwire.collectives.consensus.quorum import enough
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
@@ -36,46 +36,6 @@ from thinwire.swarm.messages.registry import (
     Ready,
     Vote,
 )
-
-BASE, PLAN = bytes(32), bytes([1]) * 32
-
-
-def name(index):
-    return bytes([index]) * 32
-
-
-def sign(peer, message):
-    return blake3.blake3(peer + msgspec.msgpack.encode(message)).digest(64)
-
-
-def verify(peer, message, signature):
-    return signature == sign(peer, message)
-
-
-def digest(contributors):
-    """Results are a pure function of the contributors."""
-    return blake3.blake3(msgspec.msgpack.encode(contributors)).digest()
-
-
-def terms(members, **more):
-    return RoundTerms(5, 0, tuple(members), BASE, PLAN, max_weight=100, **more)
-
-
-def ready(attempt=1, *, weight=10, base=BASE, plan=PLAN, voter=True, life=b""):
-    return Ready(5, 0, attempt, base, plan, weight, b"", voter, 0.0, 0.0, life=life)
-
-
-def agreement(me, members, live, *, voter=True, store=None, hasty=(), **more):
-    return Agreement(
-        me,
-        terms(members, **more),
-        sign=lambda m: sign(me, m),
-        verify=verify,
-        live=live,
-        voter=voter,
-        store=store,
-        hasty=hasty,
-    )
 
 
 class World:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from kit.round_harness import leaving
-from thinwire.collectives.consensus.acceptor import LAST_TERM
+from thinwire.collectives.consensus.acceptor import LAST_TERM, LEAP
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, RoundTerms, name_of
 from thinwire.collectives.consensus.proposer import Proposer
@@ -120,15 +120,56 @@ def test_proposer_waits_longer_for_a_leader_after_four_ballots():
 
 @pytest.mark.parametrize(("promised", "term"), [(0, 2), (1, 2), (2, 3), (9, 10)])
 def test_next_ballot_is_above_the_first_and_the_promised_one(promised, term):
-    assert proposer_of().next(Ballot(promised, IDS[0]), 0.0) == Ballot(term, ME)
+    assert proposer_of().next(Ballot(promised, IDS[0]), LAST_TERM, 0.0) == Ballot(term, ME)
 
 
 def test_next_ballot_waits_for_the_pause_after_the_fifth():
     proposer = proposer_of()
     for _ in range(5):
         proposer.prepare(promise(2), SIGNED, 10.0)
-    assert proposer.next(Ballot(2, ME), 10.4) is None
-    assert proposer.next(Ballot(2, ME), 10.5) == Ballot(3, ME)
+    assert proposer.next(Ballot(2, ME), LAST_TERM, 10.4) is None
+    assert proposer.next(Ballot(2, ME), LAST_TERM, 10.5) == Ballot(3, ME)
+
+
+def test_ballots_of_others_do_not_lengthen_the_pauses():
+    proposer = proposer_of()
+    for _ in range(100):
+        proposer.on_other_ballot()
+    for _ in range(4):
+        proposer.prepare(promise(2), SIGNED, 10.0)
+    assert proposer.next(Ballot(2, ME), LAST_TERM, 10.0) == Ballot(3, ME)
+
+
+def test_refusal_with_a_higher_promise_raises_the_next_ballot_within_bounds():
+    """A report may be a lie, so it uses up no more than half of the terms above those of the last view."""
+    proposer = proposer_of()
+    proposer.prepare(promise(2), SIGNED, 0.0)
+    assert not proposer.refused(Ballot(2, ME)) and proposer.refused(Ballot(70, IDS[0]))
+    assert proposer.next(Ballot(2, ME), 2 * LEAP, 0.0) == Ballot(71, ME)
+    proposer.refused(Ballot(2**31, IDS[0]))
+    assert proposer.next(Ballot(2, ME), 2 * LEAP, 0.0) == Ballot(2 * LEAP - LEAP // 2 + 1, ME)
+
+
+def test_refusals_make_a_proposer_begin_at_once_only_as_long_as_it_needs_no_pause():
+    proposer, begun = proposer_of(), []
+    for term in range(2, 9):
+        proposer.prepare(promise(term), SIGNED, 0.0)
+        begun.append(proposer.refused(Ballot(1000, IDS[0])))
+    assert begun == [True] * 3 + [False] * 4
+
+
+def test_group_of_an_earlier_ballot_is_given_up_after_four_ballots():
+    """One of its members may withhold its vote, and the others of the group may be no quorum."""
+    before = proposal_of(Ballot(1, IDS[0]), alive=tuple(IDS[:4]))
+    for ballots in range(1, 7):
+        proposer = prepared(term=9)
+        for _ in range(ballots - 1):
+            proposer.on_other_ballot()
+        proposer.prepare(promise(9), SIGNED, 0.0)
+        for peer in IDS:
+            proposer.on_promise(peer, promise(9), SIGNED, counts=True)
+        found = proposed(proposer, before, 0.1)
+        assert (found.group == before.group) == (ballots + 1 <= 4)
 
 
 def test_proposer_opens_with_promises_of_a_quorum_for_its_ballot():
@@ -283,8 +324,8 @@ def test_new_contribution_clears_all_complaints_while_too_few_contributors_are_l
 
 def test_next_ballot_ends_at_the_last_term():
     proposer = proposer_of()
-    assert proposer.next(Ballot(LAST_TERM - 1, ME), 0.0) == Ballot(LAST_TERM, ME)
-    assert proposer.next(Ballot(LAST_TERM, ME), 0.0) is None
+    assert proposer.next(Ballot(LAST_TERM - 1, ME), LAST_TERM, 0.0) == Ballot(LAST_TERM, ME)
+    assert proposer.next(Ballot(LAST_TERM, ME), LAST_TERM, 0.0) is None
 
 
 def test_newcomers_own_no_chunks_while_they_are_at_most_half():

@@ -1,0 +1,145 @@
+"""Liars that begin ballots in order to stop a round. The first member lies, so its ballot ends without a commit.
+
+Honest members are real agreements on a network with delays, in virtual time; a liar is a function that is called in each step.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+
+import pytest
+from kit.agreements import agreement, digest, name, ready, sign
+from thinwire.collectives.consensus.acceptor import LEAP
+from thinwire.swarm.messages.registry import Ballot, Commit, CompactCommit, Prepare, ViewChange, Vote
+
+STEP, LATENCY, COMPUTING = 0.05, 0.1, 0.5
+"""Seconds of a step of the clock, of the way of a message (half as long to one and a half times), and to all results."""
+
+TOLERATED = [(3, 1, 0.5), (4, 1, 2 / 3), (7, 2, 2 / 3), (10, 3, 2 / 3)]
+"""Members, liars, quorum. With plain majorities a liar could fork a round of three, but must not stop it."""
+
+
+class Network:
+    """Members of one round. `liars` lead and promise, but never vote or commit; `attack` is what else they do."""
+
+    def __init__(self, members, liars, fraction, seed, *, late=0.0):
+        self.rng = random.Random(f"{members}/{seed}")
+        self.ids = [name(index + 1) for index in range(members)]
+        order = self.rng.sample(self.ids, members)
+        self.liars = [order[0], *self.rng.sample(order[1:], liars - 1)]
+        self.honest = [peer for peer in self.ids if peer not in self.liars]
+        self.peers = {me: agreement(me, order, set(self.ids), fraction=fraction) for me in self.ids}
+        self.starts = {me: self.rng.uniform(0.0, late) for me in self.ids}
+        self.now, self._sent, self._way = 0.0, 0, []
+        self._complete_at = {}
+
+    @property
+    def patience(self):
+        return self.peers[self.ids[0]].terms.patience
+
+    def promised(self, peer):
+        return self.peers[peer].acceptor.promised
+
+    def send(self, sender, to, message):
+        self._sent += 1
+        way = LATENCY * self.rng.uniform(0.5, 1.5)
+        heapq.heappush(self._way, (self.now + way, self._sent, sender, to, message))
+
+    def collect(self, me):
+        for to, message in self.peers[me].take():
+            if me in self.liars and isinstance(message, (Vote, Commit, CompactCommit)):
+                continue
+            for peer in self.ids if to is None else [to]:
+                if peer != me:
+                    self.send(me, peer, message)
+
+    def step(self):
+        self.now += STEP
+        for me in [one for one, at in self.starts.items() if at <= self.now]:
+            del self.starts[me]
+            self.peers[me].announce(ready(), self.now)
+            self.collect(me)
+        while self._way and self._way[0][0] <= self.now:
+            _, _, sender, to, message = heapq.heappop(self._way)
+            if to not in self.starts:
+                self.peers[to].on_message(sender, message, sign(sender, message), self.now)
+                self.collect(to)
+        for me in self.honest:
+            peer = self.peers[me]
+            if peer.proposal is not None and peer.commit is None and me in peer.proposal.alive:
+                if self.now >= self._complete_at.setdefault((me, peer.proposal.ballot), self.now + COMPUTING):
+                    peer.complete(digest(peer.proposal.contributors), self.now)
+            if me not in self.starts:
+                peer.tick(self.now)
+                self.collect(me)
+
+    def play(self, attack, limit):
+        """Return the seconds until all honest members have committed the same value, infinity after `limit` seconds."""
+        while self.now < limit:
+            self.step()
+            attack(self)
+            commits = [self.peers[me].commit for me in self.honest]
+            if all(commits):
+                assert len({(one.proposal.contributors, one.digest) for one in commits}) == 1
+                return self.now
+        return float("inf")
+
+
+def strike_the_wait_for_promises(world):
+    """Once all honest peers have promised a ballot of one of them, let one of them promise a ballot of a liar.
+
+    The liar strikes before the proposal, with the smallest and the largest step of the term in turn, and hidden from the
+    leader: without a report, the leader's next ballots would be too low.
+    """
+    for leader in world.honest:
+        ballot = world.promised(leader)
+        others = [peer for peer in world.honest if peer != leader and world.promised(peer) == ballot]
+        waits = world.peers[leader].proposal is None or world.peers[leader].proposal.ballot != ballot
+        if ballot.leader == leader and waits and len(others) == len(world.honest) - 1:
+            victim, liar = world.rng.choice(others), world.rng.choice(world.liars)
+            higher = Ballot(ballot.term + world.rng.choice((1, LEAP)), liar)
+            world.peers[victim].on_message(liar, Prepare(5, 0, higher), bytes(64), world.now)
+            world.collect(victim)
+
+
+def begin_ballots_at_random(world):
+    """Ten messages a second to random peers: ballots with random terms, false promises, and demands for any view."""
+    if world.rng.random() < 10 * STEP:
+        liar, victims = world.rng.choice(world.liars), world.rng.sample(world.honest, world.rng.randint(1, 2))
+        term = max(map(world.promised, world.honest)).term + world.rng.choice((1, 5, LEAP // 2, LEAP, 2**31))
+        if world.rng.random() < 0.5:
+            message = Prepare(5, 0, Ballot(term, liar))
+        else:
+            message = ViewChange(5, 0, world.rng.choice((0, 1, 2, 5, 2**31)), Ballot(term, world.rng.choice(world.ids)))
+        for victim in victims:
+            world.send(liar, victim, message)
+
+
+def lead_without_end(world):
+    """Lead as often as honest peers follow, and never commit."""
+    for liar in world.liars:
+        peer = world.peers[liar]
+        if liar not in world.starts and peer.proposal is not None and world.rng.random() < STEP:
+            for to in world.honest:
+                world.send(liar, to, Prepare(5, 0, Ballot(max(peer.acceptor.promised.term, 1) + 1, liar)))
+            peer.tick(world.now)
+            world.collect(liar)
+
+
+ATTACKS = [strike_the_wait_for_promises, begin_ballots_at_random, lead_without_end]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize(("members", "liars", "fraction"), TOLERATED)
+def test_liars_that_begin_ballots_delay_a_round_by_a_rotation_and_do_not_stop_it(members, liars, fraction, attack):
+    for seed in range(2):
+        world = Network(members, liars, fraction, seed)
+        assert world.play(attack, 100.0 * world.patience) < 4.0 * (liars + 2) * world.patience
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_liars_do_not_stop_a_round_that_its_members_begin_at_different_times(attack):
+    """Windows of the rotation follow the clock of each peer; later ones are longer than the difference."""
+    world = Network(4, 1, 2 / 3, 1, late=60.0)
+    assert world.play(attack, 400.0) < 60.0 + 4 * 16.0 * world.patience
