@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from thinwire.collectives.consensus.electorate import Views
+from thinwire.collectives.consensus.electorate import LeaderViews
 from thinwire.collectives.consensus.farewells import signed
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of, sound
 from thinwire.collectives.consensus.vote_store import VoteRecord, VoteStore
@@ -61,7 +61,7 @@ class Acceptor:
     `abstains`: this peer has no vote in the round. It may have voted in a later one, or has left it.
     """
 
-    def __init__(self, terms: RoundTerms, store: VoteStore, views: Views, *, abstains: bool) -> None:
+    def __init__(self, terms: RoundTerms, store: VoteStore, views: LeaderViews, *, abstains: bool) -> None:
         self._terms, self._store, self._life, self._views = terms, store, store.life, views
         record = store.record
         if record is not None and (record.lineage, record.round) != (terms.lineage, terms.round):

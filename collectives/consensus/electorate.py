@@ -19,8 +19,8 @@ ROTATIONS = 4
 """Rotations after which this time no longer doubles."""
 
 
-class Views:
-    """Views of a round that does not end: in each of them another member has precedence, in leader order.
+class LeaderViews:
+    """LeaderViews of a round that does not end: in each of them another member has precedence, in leader order.
 
     The rules are those of PBFT (Castro and Liskov, Practical Byzantine Fault Tolerance, 1999, section 4.4): a peer asks for
     the next view when the present one has lasted its time, and for a later one when more members ask for it than may lie.
@@ -39,7 +39,7 @@ class Views:
         self._asked: dict[PeerId, int] = {}
 
     def begin(self, now: float) -> None:
-        """Enter the first view, unless it has begun: a quorum is ready here, or a ballot was followed."""
+        """Enter the first view, unless it has begun: there is a ballot."""
         if self.since == math.inf:
             self._enter(0, now)
 
@@ -105,7 +105,7 @@ class Electorate:
         self.me, self.terms, self._trial = me, terms, trial
         self.live, self.nonvoters = set(live) | {me}, set[PeerId]()
         self.farewells = Farewells(terms, verify)
-        self.views = Views(self)
+        self.views = LeaderViews(self)
 
     def enough(self, agreeing: Collection[PeerId], left: Collection[PeerId] | None = None) -> bool:
         """Return True if a quorum of the members without `left` agrees (default: all with a farewell)."""

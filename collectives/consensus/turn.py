@@ -3,7 +3,7 @@
 A ballot is the first one of the round, or takes the place of a leader that has departed or makes no progress.
 
 With crashes only, the first peer that notices is the fastest. But a liar could stop each ballot with one of its own. So
-a round that does not end passes through **views** (`Views`), each with another member that has **precedence**: no other
+a round that does not end passes through **leader views** (`LeaderViews`), each with another member that has **precedence**: no other
 ballot stops one that it has begun, and its pauses are short. Departure from PBFT: other members may begin ballots, too.
 """
 
@@ -115,7 +115,6 @@ class Turn:
             return None
         if self._quorum_since is None:
             self._quorum_since = now
-        electorate.views.begin(now)
         graces = [terms.graces.get(peer, terms.grace) for peer in self.waiting_for()]
         grace = max(graces, default=0.0) if turn == 0 or not graces else max(*graces, terms.limit)
         if terms.buffered and electorate.waiting_for(self._ready):

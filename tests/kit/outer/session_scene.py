@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import blake3
 import msgspec
 import numpy as np
-from kit.round_harness import FakeSendQueue, freely, hashes_of
+from kit.rounds.round_harness import FakeSendQueue, freely, hashes_of
 from thinwire.collectives.blocking_work import RationedWork
 from thinwire.collectives.consensus.proposal import statement, vote_for
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from kit.round_harness import START, leaving
+from kit.rounds.round_harness import START, leaving
 from thinwire.collectives.consensus.certificates import certificate, certified, compact, conflicting, with_proposal
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposal import RoundTerms, electorate_digest, name_of

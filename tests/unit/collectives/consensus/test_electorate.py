@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from kit.round_harness import farewell, leaving, ready
+from kit.rounds.round_harness import farewell, leaving, ready
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, RoundTerms
 from thinwire.swarm.messages.registry import Ballot, Proposal

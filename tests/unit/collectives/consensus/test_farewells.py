@@ -5,7 +5,7 @@ from __future__ import annotations
 import blake3
 import msgspec
 import pytest
-from kit.round_harness import START, leaving
+from kit.rounds.round_harness import START, leaving
 from thinwire.collectives.consensus.farewells import Farewells, departed
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms, vote_for

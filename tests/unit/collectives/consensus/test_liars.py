@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from kit.reference.liar_model import ABSENT, MISTAKES, LiarModel
 from kit.reference.small_model import explore
-from kit.round_harness import freely, leaving
+from kit.rounds.round_harness import freely, leaving
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.justification import justified, justify, presentable
 from thinwire.collectives.consensus.proposal import RoundTerms, statement, vote_for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from kit.round_harness import freely
+from kit.rounds.round_harness import freely
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms, lives_of
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore

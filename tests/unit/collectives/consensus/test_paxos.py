@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kit.agreements import agreement, digest, name, ready, sign, terms, verify
-from kit.round_harness import freely
+from kit.rounds.agreements import agreement, digest, name, ready, sign, terms, verify
+from kit.rounds.round_harness import freely
 from thinwire.collectives.consensus.acceptor import LAST_TERM, LEAP
 from thinwire.collectives.consensus.certificates import compact
 from thinwire.collectives.consensus.paxos import Agreement

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from kit.round_harness import leaving
+from kit.rounds.round_harness import leaving
 from thinwire.collectives.consensus.justification import bound, choices
 from thinwire.collectives.consensus.proposal import (
     AcceptedValue,

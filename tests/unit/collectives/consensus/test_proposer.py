@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from kit.round_harness import leaving
+from kit.rounds.round_harness import leaving
 from thinwire.collectives.consensus.acceptor import LAST_TERM, LEAP
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, RoundTerms, name_of

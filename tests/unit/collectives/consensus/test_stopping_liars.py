@@ -9,7 +9,7 @@ import heapq
 import random
 
 import pytest
-from kit.agreements import agreement, digest, name, ready, sign
+from kit.rounds.agreements import agreement, digest, name, ready, sign
 from thinwire.collectives.consensus.acceptor import LEAP
 from thinwire.swarm.messages.registry import Ballot, Commit, CompactCommit, Prepare, ViewChange, Vote
 

@@ -7,7 +7,7 @@ import weakref
 
 import blake3
 import pytest
-from kit.round_harness import (
+from kit.rounds.round_harness import (
     BASE,
     FIRST,
     LEADER,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from kit.real.late_executor import LateWork
-from kit.round_harness import LEADER, ME, PEERS, SECOND, DenseHarness, mean
+from kit.rounds.round_harness import LEADER, ME, PEERS, SECOND, DenseHarness, mean
 from thinwire.collectives.rounds.data_planes import owned_chunks
 from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
 from thinwire.collectives.rounds.data_planes.ring import Ring

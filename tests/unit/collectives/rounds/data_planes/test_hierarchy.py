@@ -7,7 +7,7 @@ from statistics import median_high
 import blake3
 import numpy as np
 import pytest
-from kit.round_harness import (
+from kit.rounds.round_harness import (
     BASE,
     FIRST,
     GRID,

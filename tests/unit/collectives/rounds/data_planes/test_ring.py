@@ -6,7 +6,7 @@ import blake3
 import msgspec
 import numpy as np
 import pytest
-from kit.round_harness import (
+from kit.rounds.round_harness import (
     BASE,
     CODEC,
     FIRST,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import blake3
 import numpy as np
 import pytest
-from kit.round_harness import FakeSendQueue
+from kit.rounds.round_harness import FakeSendQueue
 from thinwire.collectives.state_sync.chunk_transfer import IN_FLIGHT
 from thinwire.node.outer.verification.own_contributions import LENT, TIMES, OwnContributions, name_of
 from thinwire.swarm.frame import Frame

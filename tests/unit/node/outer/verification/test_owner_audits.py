@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import blake3
 import numpy as np
 import pytest
-from kit.round_harness import CODEC, GRID, FakeSendQueue, dense_payloads, hashes_of, mean
+from kit.rounds.round_harness import CODEC, GRID, FakeSendQueue, dense_payloads, hashes_of, mean
 from thinwire.collectives.aggregation.rule_factory import RULES
 from thinwire.collectives.consensus.chain import founded
 from thinwire.collectives.rounds.data_planes.butterfly import Butterfly

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from kit.round_harness import FakeSendQueue
+from kit.rounds.round_harness import FakeSendQueue
 from thinwire.node.pipeline.groups.host_readiness import MOMENT, SETTLED, HostReadiness
 from thinwire.node.pipeline.step.stage_holders import StageHolders
 from thinwire.sims.engine import virtual_loop
