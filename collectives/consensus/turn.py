@@ -2,9 +2,9 @@
 
 A ballot is the first one of the round, or takes the place of a leader that has departed or makes no progress.
 
-With crashes only, the first peer that notices is the fastest. But a liar could stop each ballot with one of its own. So
-a round that does not end passes through **leader views** (`LeaderViews`), each with another member that has **precedence**: no other
-ballot stops one that it has begun, and its pauses are short. Departure from PBFT: other members may begin ballots, too.
+With crashes only, the first peer that notices is the fastest. But a liar could stop each ballot with one of its own. So a
+round that does not end passes through leader views (`LeaderViews`). In each of them another member has **precedence**: no
+other ballot stops one that it has begun, and its pauses are short. Departure from PBFT: other members may begin ballots, too.
 """
 
 from __future__ import annotations
