@@ -51,8 +51,8 @@ class Turn:
         if self._acceptor.trusts(leader):
             self._moved = now
 
-    def promise(self, now: float) -> None:
-        """Note a promise."""
+    def note_promise(self, now: float) -> None:
+        """Note a promise: the leader needs others, too, before its proposal."""
         self._promised_at = now
 
     def waiting_for(self) -> tuple[PeerId, ...]:
