@@ -4,13 +4,14 @@ A promise or vote is durable before it is sent (see `vote_store`), so a peer tha
 peer does not promise or vote. A peer that has lost its store has a new life, which is no member (see `Proposal.lives`).
 
 An acceptor may always ignore a ballot. The ballots of one peer are followed only as often as an honest proposer begins
-them: some at once, then one after pauses that double, and that are short for the member with precedence (see `turn`).
-Otherwise the peer that asks most often would win, and no ballot of other peers would end.
+them: some at once, then one after pauses that double. Otherwise the peer that asks most often would win, and no ballot of
+other peers would end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 from thinwire.collectives.consensus.electorate import LeaderViews
 from thinwire.collectives.consensus.farewells import signed
@@ -39,20 +40,44 @@ LAST_TERM = 2**31
 """Highest term of a ballot, so that no term exceeds the 32 bits that it has in a message."""
 
 BALLOTS = 4
-"""Ballots of one round that may follow each other without a pause: the usual failures need as many."""
+"""Ballots of a leader that may follow each other without a pause: the usual failures need as many."""
 
 MAX_PAUSE = 8.0
 """Maximum patiences between two ballots of one leader; pauses begin with a quarter and double."""
 
-MAX_PAUSE_WITH_PRECEDENCE = 2.0
-"""The same for the member that has precedence."""
 
-
-def ballot_pause(ballots: int, *, precedence: bool = False) -> float:
-    """Return the patiences that a leader waits after this number of its ballots of a round."""
+def ballot_pause(ballots: int) -> float:
+    """Return the patiences that a leader waits after this number of its ballots."""
     # There may be thousands, so the exponent is bounded as well as the result.
-    pause = min(MAX_PAUSE, 0.125 * 2.0 ** min(ballots - BALLOTS, 16)) if ballots > BALLOTS else 0.0
-    return min(pause, MAX_PAUSE_WITH_PRECEDENCE) if precedence else pause
+    return min(MAX_PAUSE, 0.125 * 2.0 ** min(ballots - BALLOTS, 16)) if ballots > BALLOTS else 0.0
+
+
+class BallotCount:
+    """Number of ballots of each leader: in the round, or in the present view for the member with precedence."""
+
+    def __init__(self, views: LeaderViews) -> None:
+        self._views = views
+        self._in_round: Counter[PeerId] = Counter()
+        self._in_view = (0, 0)
+        """View, and ballots of its member in it."""
+
+    def of(self, leader: PeerId) -> int:
+        """Return the number of ballots that sets the pause of a leader."""
+        if leader != self._views.member:
+            return self._in_round[leader]
+        view, ballots = self._in_view
+        return ballots if view == self._views.number else 0
+
+    def add(self, leader: PeerId) -> None:
+        """Count a ballot."""
+        if leader == self._views.member:
+            self._in_view = self._views.number, self.of(leader) + 1
+        self._in_round[leader] += 1
+
+    @property
+    def in_round(self) -> Mapping[PeerId, int]:
+        """Number of ballots of each leader in the round."""
+        return self._in_round
 
 
 class Acceptor:
@@ -70,10 +95,9 @@ class Acceptor:
             record = None
         self._record = record or VoteRecord(terms.lineage, terms.round, Ballot(0, bytes(32)), None, None)
         self.abstains = abstains or self._record.left
-        # For each peer: the number of its ballots that were followed, and the time of the last one.
-        self._heeded: dict[PeerId, tuple[int, float]] = {}
+        self._heeded, self._heeded_at = BallotCount(views), dict[PeerId, float]()
         self._followed = self._record.promised
-        self._lowest = self.promised.term
+        views.resume(self.promised.term // LEAP)  # Its terms are in use.
 
     @property
     def promised(self) -> Ballot:
@@ -126,25 +150,25 @@ class Acceptor:
     def highest(self, leader: PeerId) -> int:
         """Return the highest term that a ballot of this leader may have in the present view."""
         views = self._views.number + 1 + (self._views.member == leader)
-        return min(self._lowest + LEAP * views, LAST_TERM)
+        return min(LEAP * views, LAST_TERM)
 
     def _heeds(self, ballot: Ballot, now: float, highest: int) -> bool:
-        count, last = self._heeded.get(ballot.leader, (0, 0.0))
         # Somewhat less than an honest leader pauses: messages overtake each other, and patiences differ.
-        pause = 0.75 * ballot_pause(count, precedence=self._views.member == ballot.leader)
-        if ballot.term > highest or now < last + pause * self._terms.patience:
+        pause = 0.75 * ballot_pause(self._heeded.of(ballot.leader)) * self._terms.patience
+        if ballot.term > highest or now < self._heeded_at.get(ballot.leader, 0.0) + pause:
             return False
-        self._heeded[ballot.leader] = (count + 1, now)
+        self._heeded.add(ballot.leader)
+        self._heeded_at[ballot.leader] = now
         return True
 
     def trusts(self, peer: PeerId) -> bool:
         """Return True if a ballot of this peer restarts our patience: after some ballots only progress does."""
-        return self._heeded.get(peer, (0, 0.0))[0] <= BALLOTS
+        return self._heeded.in_round.get(peer, 0) <= BALLOTS
 
     @property
     def heeded(self) -> tuple[PeerId, ...]:
         """Leaders of the ballots above the first that we have followed or promised."""
-        return tuple(self._heeded)
+        return tuple(self._heeded_at)
 
     def vote(self, proposal: Proposal, digest: Digest) -> bool:
         """Store a vote for a ballot; return False if it is not allowed, repeated, or could not be stored."""

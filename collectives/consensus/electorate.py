@@ -33,15 +33,21 @@ class LeaderViews:
         self.number = 0
         self.since = math.inf
         """Time at which this peer entered the view; infinity before the first one."""
+        self.changed = False
+        """True if members have entered this view together."""
         self.asked = 0
         """Highest view that this peer has asked for."""
         self._ask_at = math.inf
         self._asked: dict[PeerId, int] = {}
 
+    def resume(self, number: int) -> None:
+        """Begin with a later view than the first one, after a restart."""
+        self.number = max(self.number, number)
+
     def begin(self, now: float) -> None:
-        """Enter the first view, unless it has begun: there is a ballot."""
+        """Enter the first view, unless one has begun: there is a ballot."""
         if self.since == math.inf:
-            self._enter(0, now)
+            self._enter(self.number, now)
 
     @property
     def member(self) -> PeerId:
@@ -74,6 +80,7 @@ class LeaderViews:
         self._asked[peer] = view
         for number in sorted({one for one in self._asked.values() if one > self.number}, reverse=True):
             if self._electorate.enough({one for one, asked in self._asked.items() if asked >= number}):
+                self.changed = True
                 self._enter(number, now)
                 break
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from thinwire.collectives.consensus.acceptor import BALLOTS, LEAP, ballot_pause
+from thinwire.collectives.consensus.acceptor import BALLOTS, LEAP, BallotCount, ballot_pause
 from thinwire.collectives.consensus.blame import BlameBook
 from thinwire.collectives.consensus.certificates import compact
 from thinwire.collectives.consensus.electorate import Electorate
@@ -66,8 +66,8 @@ class Proposer:
         """Peers that have answered it, are ready, and are no members."""
         self._ballots = 0
         """Number of ballots above the first that we or others have begun in this round."""
-        self._begun = 0
-        """Number of those that we have begun."""
+        self._begun = BallotCount(electorate.views)
+        """Those that we have begun."""
         self._reported = 0
         """Highest term that peers have reported when they refused our ballots."""
         self._prepared_at = 0.0
@@ -108,7 +108,8 @@ class Proposer:
         """Note that a peer reports a promise of this ballot. Return True if we should begin a higher one at once."""
         self._reported = max(self._reported, promised.term)
         # Reports may be lies. So they have an effect on the first ballots at once, and later only on the next one.
-        return self.preparing and self.ballot is not None and self.ballot < promised and self._begun < BALLOTS
+        begun = self._begun.of(self._electorate.me)
+        return self.preparing and self.ballot is not None and self.ballot < promised and begun < BALLOTS
 
     def next(self, promised: Ballot, highest: int, now: float) -> Ballot | None:
         """Return our next ballot above the promised one; None if it is too early, or if no number is left.
@@ -117,14 +118,14 @@ class Proposer:
         """
         # A report may be a lie, and must not use up the terms.
         term = max(promised.term, min(self._reported, highest - LEAP // 2), 1) + 1
-        pause = ballot_pause(self._begun, precedence=self._electorate.views.member == self._electorate.me)
-        early = self._begun and now < self._prepared_at + pause * self._terms.patience
+        pause = ballot_pause(self._begun.of(self._electorate.me)) * self._terms.patience
+        early = pause and now < self._prepared_at + pause
         return Ballot(term, self._electorate.me) if not early and term <= highest else None
 
     def prepare(self, promise: Promise, signature: bytes, now: float) -> None:
         """Begin a ballot, with our own promise and our signature of it."""
         self._ballots += 1
-        self._begun += 1
+        self._begun.add(self._electorate.me)
         self.first(promise, signature)
         self.urged, self._prepared_at = False, now
         self._asked, self._guests = self._electorate.live - {self._electorate.me}, set()

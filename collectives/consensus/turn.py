@@ -19,6 +19,9 @@ from thinwire.swarm.messages.registry import PeerId, Proposal, Ready
 PROTECTED = 2.0
 """Patiences from a promise to the proposal of the member with precedence: one for other promises, one for the messages."""
 
+RESERVED = 2.0
+"""Patiences from the beginning of a view, in which only the member with precedence may begin a ballot, if it is reachable."""
+
 ENTERED = 0.25
 """Patiences after which all members have entered a view, so that they protect a ballot of the member with precedence."""
 
@@ -59,6 +62,15 @@ class Turn:
         """Return the reachable members and applicants that the round waits for before it opens."""
         return self._electorate.waiting_for(self._given())
 
+    def reserved(self, sender: PeerId, now: float) -> bool:
+        """Return True if only another peer than `sender` may begin a ballot: the member with precedence, in its first time.
+
+        If others could begin one just before it, it would fail.
+        """
+        views = self._electorate.views
+        early = views.changed and now < views.since + RESERVED * self._terms.patience
+        return early and sender != views.member and views.member in self._electorate.live
+
     def too_early(self, sender: PeerId, proposal: Proposal | None, now: float, *, hasty: bool) -> bool:
         """Return True if a ballot of this sender would only delay the round.
 
@@ -68,6 +80,8 @@ class Turn:
         proposal; and the member with precedence may replace a leader of many ballots.
         """
         leader, preceding = self._acceptor.leader, self._electorate.views.member
+        if self.reserved(sender, now):
+            return True
         if sender == leader:
             return False
         if self._acceptor.promised.term > 1 and leader == preceding:
@@ -136,9 +150,7 @@ class Turn:
         if views.member == self._electorate.me:
             soonest = views.since + ENTERED * patience
             return min(due, max(soonest, self._moved + (PROTECTED if trusted else 1.0) * patience))
-        if views.member in self._electorate.live and self._acceptor.leader in self._electorate.live:
-            due = max(due, views.since + patience)  # Two ballots at a time would stop each other.
-        return due
+        return max(due, views.since + RESERVED * patience) if self.reserved(self._electorate.me, now) else due
 
     def _given(self) -> Collection[PeerId]:
         """Return the peers that have announced what the round waits for."""

@@ -31,7 +31,7 @@ class Network:
         self.honest = [peer for peer in self.ids if peer not in self.liars]
         self.peers = {me: agreement(me, order, set(self.ids), fraction=fraction) for me in self.ids}
         self.starts = {me: self.rng.uniform(0.0, late) for me in self.ids}
-        self.now, self._sent, self._way = 0.0, 0, []
+        self.now, self._sent, self.way = 0.0, 0, []
         self._complete_at = {}
 
     @property
@@ -44,7 +44,7 @@ class Network:
     def send(self, sender, to, message):
         self._sent += 1
         way = LATENCY * self.rng.uniform(0.5, 1.5)
-        heapq.heappush(self._way, (self.now + way, self._sent, sender, to, message))
+        heapq.heappush(self.way, (self.now + way, self._sent, sender, to, message))
 
     def collect(self, me):
         for to, message in self.peers[me].take():
@@ -60,8 +60,8 @@ class Network:
             del self.starts[me]
             self.peers[me].announce(ready(), self.now)
             self.collect(me)
-        while self._way and self._way[0][0] <= self.now:
-            _, _, sender, to, message = heapq.heappop(self._way)
+        while self.way and self.way[0][0] <= self.now:
+            _, _, sender, to, message = heapq.heappop(self.way)
             if to not in self.starts:
                 self.peers[to].on_message(sender, message, sign(sender, message), self.now)
                 self.collect(to)
@@ -103,6 +103,19 @@ def strike_the_wait_for_promises(world):
             world.collect(victim)
 
 
+def outrun_a_ballot(world):
+    """Let one peer promise a slightly higher ballot of a liar just before an honest leader's Prepare reaches it."""
+    for _, _, leader, to, message in list(world.way):
+        if isinstance(message, Prepare) and leader in world.honest and to in world.honest:
+            if world.promised(to) < message.ballot and to not in world.starts:
+                liar = world.rng.choice(world.liars)
+                higher = Prepare(5, 0, Ballot(message.ballot.term + 1, liar))
+                world.peers[to].on_message(liar, higher, bytes(64), world.now)
+                world.collect(to)
+                if world.promised(to) == higher.ballot:
+                    return
+
+
 def begin_ballots_at_random(world):
     """Ten messages a second to random peers: ballots with random terms, false promises, and demands for any view."""
     if world.rng.random() < 10 * STEP:
@@ -127,7 +140,7 @@ def lead_without_end(world):
             world.collect(liar)
 
 
-ATTACKS = [strike_the_wait_for_promises, begin_ballots_at_random, lead_without_end]
+ATTACKS = [strike_the_wait_for_promises, outrun_a_ballot, begin_ballots_at_random, lead_without_end]
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
