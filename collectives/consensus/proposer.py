@@ -107,9 +107,10 @@ class Proposer:
     def refused(self, promised: Ballot) -> bool:
         """Note that a peer reports a promise of this ballot. Return True if we should begin a higher one at once."""
         self._reported = max(self._reported, promised.term)
-        # Reports may be lies. So they have an effect on the first ballots at once, and later only on the next one.
-        begun = self._begun.of(self._electorate.me)
-        return self.preparing and self.ballot is not None and self.ballot < promised and begun < BALLOTS
+        # Without precedence it would stop the other ballot in turn. And reports may be lies, which must not delay it for ever.
+        me, views = self._electorate.me, self._electorate.views
+        early = views.member == me and views.changed and self._begun.of(me) < BALLOTS
+        return early and self.preparing and self.ballot is not None and self.ballot < promised
 
     def next(self, promised: Ballot, highest: int, now: float) -> Ballot | None:
         """Return our next ballot above the promised one; None if it is too early, or if no number is left.

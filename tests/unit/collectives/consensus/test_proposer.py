@@ -144,18 +144,25 @@ def test_refusal_with_a_higher_promise_raises_the_next_ballot_within_bounds():
     """A report may be a lie, so it uses up no more than half of the terms above those of the last view."""
     proposer = proposer_of()
     proposer.prepare(promise(2), SIGNED, 0.0)
-    assert not proposer.refused(Ballot(2, ME)) and proposer.refused(Ballot(70, IDS[0]))
+    proposer.refused(Ballot(70, IDS[0]))
     assert proposer.next(Ballot(2, ME), 2 * LEAP, 0.0) == Ballot(71, ME)
     proposer.refused(Ballot(2**31, IDS[0]))
     assert proposer.next(Ballot(2, ME), 2 * LEAP, 0.0) == Ballot(2 * LEAP - LEAP // 2 + 1, ME)
 
 
-def test_refusals_make_a_proposer_begin_at_once_only_as_long_as_it_needs_no_pause():
-    proposer, begun = proposer_of(), []
+@pytest.mark.parametrize("view", [0, 2, 3])
+def test_refusals_make_a_proposer_with_precedence_begin_at_once_as_long_as_it_needs_no_pause(view):
+    """Others would stop each other. And a liar could refuse each ballot before its leader has the promises."""
+    voters = electorate()
+    proposer, begun = Proposer(voters, {peer: announced() for peer in IDS}), []
+    voters.views.begin(0.0)
+    for peer in IDS[:3]:
+        voters.views.on_change(peer, view, 0.0)
     for term in range(2, 9):
         proposer.prepare(promise(term), SIGNED, 0.0)
+        assert not proposer.refused(Ballot(term, ME))
         begun.append(proposer.refused(Ballot(1000, IDS[0])))
-    assert begun == [True] * 3 + [False] * 4
+    assert begun == [view == IDS.index(ME)] * 3 + [False] * 4
 
 
 def test_group_of_an_earlier_ballot_is_given_up_after_four_ballots():
