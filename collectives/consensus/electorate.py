@@ -89,9 +89,13 @@ class LeaderViews:
         self._ask_at = now + self._length
 
     @property
+    def growth(self) -> float:
+        """Factor by which this view lasts longer than the first one, so that slow links have enough time at last."""
+        return 2.0 ** min(ROTATIONS, self.number // len(self._electorate.terms.members))
+
+    @property
     def _length(self) -> float:
-        terms = self._electorate.terms
-        return VIEW * terms.patience * 2.0 ** min(ROTATIONS, self.number // len(terms.members))
+        return VIEW * self._electorate.terms.patience * self.growth
 
 
 class Electorate:

@@ -459,7 +459,9 @@ class Agreement:
             self._out.append((None, self._view_change()))
         if self._proposer.preparing:
             self._try_open(now)
-        elif self._proposer.urged and self._proposer.leads(self.proposal) and not self._turn.reserved(self.me, now):
+        elif self._turn.too_early(self.me, self.proposal, now):
+            return  # Others would refuse the ballot, and our promise of it would keep us from another one.
+        elif self._proposer.urged and self._proposer.leads(self.proposal):
             self._prepare(now)
         elif (due := self._turn.due(self.proposal, self._check.refused, now)) is not None and now >= due:
             fresh = self.terms.members[0] == self.me and self._acceptor.promised.term == 0

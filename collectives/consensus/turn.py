@@ -71,7 +71,7 @@ class Turn:
         early = views.changed and now < views.since + RESERVED * self._terms.patience
         return early and sender != views.member and views.member in self._electorate.live
 
-    def too_early(self, sender: PeerId, proposal: Proposal | None, now: float, *, hasty: bool) -> bool:
+    def too_early(self, sender: PeerId, proposal: Proposal | None, now: float, *, hasty: bool = False) -> bool:
         """Return True if a ballot of this sender would only delay the round.
 
         That is so for a hasty peer if the proposal in progress has made progress within the patience, or if the first one is
@@ -137,19 +137,16 @@ class Turn:
 
     def _stuck(self, turn: int, proposal: Proposal | None, *, trusted: bool, able: bool, now: float) -> float:
         """Return the time of our turn to begin a ballot in place of another one."""
-        views, patience, growth = self._electorate.views, self._terms.patience, self._proposer.growth
+        views, patience = self._electorate.views, self._terms.patience
         views.begin(now)
         if trusted:
-            due = self._moved + (2 + turn) * growth * patience
+            due = self._moved + (2 + turn) * self._proposer.growth * patience
         else:
             answer = self._followed + (1 + turn) * patience if able else 0.0
             due = max(answer, self._moved + turn * patience)
-        opened = proposal is not None and proposal.ballot == self._acceptor.promised
-        if trusted and opened:
-            return due
-        if views.member == self._electorate.me:
-            soonest = views.since + ENTERED * patience
-            return min(due, max(soonest, self._moved + (PROTECTED if trusted else 1.0) * patience))
+        if views.changed and views.member == self._electorate.me:
+            wait = (2.0 if trusted else 1.0) * views.growth * patience
+            return min(due, max(views.since + ENTERED * patience, self._moved + wait))
         return max(due, views.since + RESERVED * patience) if self.reserved(self._electorate.me, now) else due
 
     def _given(self) -> Collection[PeerId]:

@@ -40,15 +40,15 @@ class SimDisk:
 
     rng: determines the effects of a crash. May be set: `capacity` in bytes; `delay` in seconds per operation; `broken`,
     the error number with which every change fails (0: none); `lying`, True if a sync succeeds without effect; `lied`,
-    True if one ever did; `rotted`, True if a bit ever flipped; `before`, called with the name of every changing operation
-    before it is executed.
+    True if one ever did; `forgot`, True if a crash has followed meanwhile; `rotted`, True if a bit ever flipped; `before`,
+    called with the name of every changing operation before it is executed.
     """
 
     def __init__(self, rng: random.Random) -> None:
         self.capacity: int | None = None
         self.delay = 0.0
         self.broken = 0
-        self.lying = self.lied = self.rotted = False
+        self.lying = self.lied = self.forgot = self.rotted = False
         self.before: Callable[[str], None] = lambda operation: None
         self.spent = 0.0
         """Seconds that operations should have taken since the caller last set it to 0."""
@@ -64,6 +64,7 @@ class SimDisk:
 
         Names that were not synced remain or not, folder by folder. Open files become unusable.
         """
+        self.forgot |= self.lying
         self._crashes += 1
         self._settle(self._root)
 

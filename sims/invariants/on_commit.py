@@ -76,7 +76,7 @@ class CommitInvariants:
     ) -> None:
         self._manifest, self._honest, self._on_violation = manifest, honest, on_violation
         self._forgetful = forgetful
-        self._voters: dict[Digest, set[PeerId]] = {}
+        self._commits: dict[Digest, Commit] = {}
         self._vectors = 1 if manifest.sparse else METHODS[manifest.outer.method].replica.vectors
         self._single = manifest.outer.rounds_per_step == 1
         self.pairs = GossipInvariants(manifest, honest, on_violation) if manifest.outer.gossip else None
@@ -192,7 +192,7 @@ class CommitInvariants:
             )
         self._at[index] = (round, digest)
         if outcome.commit is not None:
-            self._voters.setdefault(digest, {proof.peer for proof in outcome.commit.votes})
+            self._commits.setdefault(digest, outcome.commit)
         self._claim(index, round, digest, lineage)
         if outcome.commit is not None:
             ours = [one.weight for one in outcome.commit.proposal.contributors if self._honest.get(one.peer) == index]
@@ -224,17 +224,23 @@ class CommitInvariants:
             return  # Replicas of gossip runs differ.
         claims = self._claims.setdefault((lineage, round), {})
         claims.setdefault(digest, {})[index] = None
-        mine = list(claims).index(digest)
-        forgotten = [any(map(self._forgetful, self._voters.get(one, ()))) for one in claims]
+        order = list(claims)
         others = [
             one
-            for place, holders in enumerate(claims.values())
-            if place != mine and not forgotten[min(place, mine)]
+            for other, holders in claims.items()
+            if other != digest and not self._forgotten(*sorted((digest, other), key=order.index))
             for one in holders
         ]
         if others and round:
             place = f"round {round}" + (f" of lineage {lineage[:8]}" if lineage else "")
             self._on_violation("agreement", index, f"{place}: peers {others[:5]} had another state")
+
+    def _forgotten(self, older: Digest, newer: Digest) -> bool:
+        """Return True if two states are of different commits, and a voter of the older one has forgotten its vote."""
+        first, second = self._commits.get(older), self._commits.get(newer)
+        if first is None or second is None or (first.digest, first.proposal) == (second.digest, second.proposal):
+            return False
+        return any(self._forgetful(vote.peer) for vote in first.votes)
 
     def _forget(self, oldest: int) -> None:
         self._oldest = oldest

@@ -53,7 +53,7 @@ class SwarmInvariants:
         disks = {peer: machines[index].disk for peer, index in ids.items()}
 
         def forgetful(peer: PeerId) -> bool:
-            return peer in disks and disks[peer].lied
+            return peer in disks and disks[peer].forgot
 
         self.commits = CommitInvariants(manifest, ids, on_violation, forgetful)
         partial = METHODS[manifest.outer.method].partial

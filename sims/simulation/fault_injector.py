@@ -294,9 +294,10 @@ class FaultInjector:
 
     def _lose_power(self, fault: Fault) -> None:
         machine = self._of(fault)[0]
-        machine.disk.lying = False
-        if machine.up:
+        if up := machine.up:
             machine.kill("killed", crash=True)
+        machine.disk.lying = False
+        if up:
             machine.boot()
 
     def _rot(self, fault: Fault) -> bool:

@@ -74,8 +74,20 @@ def test_agreement_invariant_excuses_a_second_value_if_a_voter_has_forgotten_the
     for index, voters in ((0, (0, 1)), (1, (1, 2))):
         votes = tuple(Proof(peer(one), bytes(64)) for one in voters)
         proposal = Proposal(1, 0, Ballot(1, peer(0)), tuple(ids), tuple(ids), (), (), None, ())
-        judge.committed(index, 1, bytes([index]) * 32, state + 1, Outcome(commit=Commit(proposal, bytes(32), votes)))
+        commit = Commit(proposal, bytes([index]) * 32, votes)
+        judge.committed(index, 1, bytes([index]) * 32, state + 1, Outcome(commit=commit))
     assert told.count("agreement") == (forgetful != 0)
+
+
+def test_agreement_invariant_does_not_excuse_two_states_of_one_commit():
+    told, ids = [], {peer(i): i for i in range(2)}
+    judge = CommitInvariants(parse(PLAIN), ids, lambda *what: told.append(what[0]), lambda one: True)
+    proposal = Proposal(1, 0, Ballot(1, peer(0)), tuple(ids), tuple(ids), (), (), None, ())
+    commit = Commit(proposal, bytes(32), tuple(Proof(one, bytes(64)) for one in ids))
+    for index in range(2):
+        judge.installed(index, 0, bytes(32), np.zeros(4, np.float32))
+        judge.committed(index, 1, bytes([index]) * 32, np.full(4, index, np.float32), Outcome(commit=commit))
+    assert "agreement" in told
 
 
 @pytest.mark.parametrize("all_gone", [False, True])

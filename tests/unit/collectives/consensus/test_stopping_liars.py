@@ -62,7 +62,8 @@ class Network:
             self.collect(me)
         while self.way and self.way[0][0] <= self.now:
             _, _, sender, to, message = heapq.heappop(self.way)
-            if to not in self.starts:
+            deaf = to in self.liars and isinstance(message, (Vote, Commit, CompactCommit))
+            if to not in self.starts and not deaf:
                 self.peers[to].on_message(sender, message, sign(sender, message), self.now)
                 self.collect(to)
         for me in self.honest:
