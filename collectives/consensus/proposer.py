@@ -222,7 +222,7 @@ class Proposer:
         present, late = set(self._ready), False
         if ballot.term > 1:
             # Peers that are not ready are asked as well: the swarm may have continued without us, and they would know.
-            late = now >= self._prepared_at + self._terms.patience
+            late = now >= self._prepared_at + self._wait
             if self._asked & electorate.live and not late:
                 return None
             present = {*promises, *self._guests}
@@ -246,6 +246,12 @@ class Proposer:
             self.yield_to_others()  # Other peers may be reachable by now.
         return found
 
+    @property
+    def _wait(self) -> float:
+        """Seconds for the answers to our Prepare."""
+        views = self._electorate.views
+        return self._terms.patience * (views.growth if views.member == self._electorate.me else 1.0)
+
     def _proposal(
         self,
         ballot: Ballot,
@@ -259,7 +265,7 @@ class Proposer:
         if before is not None:
             few = not self._electorate.enough(set(able) & set(before.group), left)
             # Only peers of the group can vote: there are too few of them, or some do not vote.
-            before = None if few or self._ballots > BALLOTS else before
+            before = None if few or self._electorate.views.growth > 1 else before
         self._choose_idle(able, before)
         farewells = tuple(leave.farewell for leave in left.values())
         found, possible = decidable({peer: one for peer, (one, _) in promises.items()}, left, self._electorate)

@@ -4,7 +4,7 @@ A ballot is the first one of the round, or takes the place of a leader that has 
 
 With crashes only, the first peer that notices is the fastest. But a liar could stop each ballot with one of its own. So a
 round that does not end passes through leader views (`LeaderViews`). In each of them another member has **precedence**: no
-other ballot stops one that it has begun, and its pauses are short. Departure from PBFT: other members may begin ballots, too.
+other ballot stops one that it has begun. Departure from PBFT: other members may begin ballots, too, late in a view.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.swarm.messages.registry import PeerId, Proposal, Ready
 
 PROTECTED = 2.0
-"""Patiences from a promise to the proposal of the member with precedence: one for other promises, one for the messages."""
+"""Patiences in the first rotation, from a promise to the proposal of the member with precedence.
 
-RESERVED = 2.0
-"""Patiences from the beginning of a view, in which only the member with precedence may begin a ballot, if it is reachable."""
+One is for other promises, and one for the messages.
+"""
+
+LATEST, RESERVED = 2.0, 3.0
+"""Patiences in the first rotation, from the beginning of a view: the member with precedence begins before the first of them,
+unless a ballot makes progress; until the second one no other peer begins one, if the member is reachable."""
 
 ENTERED = 0.25
 """Patiences after which all members have entered a view, so that they protect a ballot of the member with precedence."""
@@ -68,7 +72,7 @@ class Turn:
         If others could begin one just before it, it would fail.
         """
         views = self._electorate.views
-        early = views.changed and now < views.since + RESERVED * self._terms.patience
+        early = views.changed and now < views.since + RESERVED * views.growth * self._terms.patience
         return early and sender != views.member and views.member in self._electorate.live
 
     def too_early(self, sender: PeerId, proposal: Proposal | None, now: float, *, hasty: bool = False) -> bool:
@@ -102,7 +106,8 @@ class Turn:
         if proposal is not None and proposal.ballot == promised:
             moved = max(self._moved, self._followed) if protected else self._moved
             return now < moved + self._terms.patience
-        return protected and now < self._promised_at + PROTECTED * self._terms.patience
+        growth = self._electorate.views.growth
+        return protected and now < self._promised_at + PROTECTED * growth * self._terms.patience
 
     def early(self, proposal: Proposal | None) -> bool:
         """Return True if the round clearly needs, or waits for, more announcements before it opens."""
@@ -146,8 +151,10 @@ class Turn:
             due = max(answer, self._moved + turn * patience)
         if views.changed and views.member == self._electorate.me:
             wait = (2.0 if trusted else 1.0) * views.growth * patience
-            return min(due, max(views.since + ENTERED * patience, self._moved + wait))
-        return max(due, views.since + RESERVED * patience) if self.reserved(self._electorate.me, now) else due
+            stuck = max(self._moved + patience, min(self._moved + wait, views.since + LATEST * views.growth * patience))
+            return min(due, max(views.since + ENTERED * patience, stuck))
+        reserved = self.reserved(self._electorate.me, now)
+        return max(due, views.since + RESERVED * views.growth * patience) if reserved else due
 
     def _given(self) -> Collection[PeerId]:
         """Return the peers that have announced what the round waits for."""

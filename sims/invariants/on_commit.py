@@ -238,9 +238,10 @@ class CommitInvariants:
     def _forgotten(self, older: Digest, newer: Digest) -> bool:
         """Return True if two states are of different commits, and a voter of the older one has forgotten its vote."""
         first, second = self._commits.get(older), self._commits.get(newer)
-        if first is None or second is None or (first.digest, first.proposal) == (second.digest, second.proposal):
+        if first is None or second is None:
             return False
-        return any(self._forgetful(vote.peer) for vote in first.votes)
+        same = (first.digest, first.proposal.contributors) == (second.digest, second.proposal.contributors)
+        return not same and any(self._forgetful(vote.peer) for vote in first.votes)
 
     def _forget(self, oldest: int) -> None:
         self._oldest = oldest

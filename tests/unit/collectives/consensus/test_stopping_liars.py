@@ -154,6 +154,6 @@ def test_liars_that_begin_ballots_delay_a_round_by_a_rotation_and_do_not_stop_it
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_liars_do_not_stop_a_round_that_its_members_begin_at_different_times(attack):
-    """Windows of the rotation follow the clock of each peer; later ones are longer than the difference."""
+    """Late members reach the leader view of the others."""
     world = Network(4, 1, 2 / 3, 1, late=60.0)
     assert world.play(attack, 400.0) < 60.0 + 4 * 16.0 * world.patience
