@@ -53,7 +53,7 @@ def ballot_pause(ballots: int) -> float:
 
 
 class BallotCount:
-    """Number of ballots of each leader: in the round, or in the present view for the member with precedence."""
+    """Ballots of each leader: in the round, or in the view for the member with precedence."""
 
     def __init__(self, views: LeaderViews) -> None:
         self._views = views

@@ -1,4 +1,4 @@
-"""Electorate of a round: the members of the last round, those that this peer can reach, and the order in which they lead."""
+"""Electorate of a round: its members, those that this peer can reach, and their order as leaders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ ROTATIONS = 4
 
 
 class LeaderViews:
-    """LeaderViews of a round that does not end: in each of them another member has precedence, in leader order.
+    """Views of a round that does not end: in each of them another member has precedence.
+
+    In the first view none has it; then it follows the leader order.
 
     The rules are those of PBFT (Castro and Liskov, Practical Byzantine Fault Tolerance, 1999, section 4.4): a peer asks for
     the next view when the present one has lasted its time, and for a later one when more members ask for it than may lie.
@@ -33,11 +35,9 @@ class LeaderViews:
         self.number = 0
         self.since = math.inf
         """Time at which this peer entered the view; infinity before the first one."""
-        self.changed = False
-        """True if members have entered this view together."""
         self.asked = 0
         """Highest view that this peer has asked for."""
-        self._ask_at = math.inf
+        self._ask_at, self._changed = math.inf, False
         self._asked: dict[PeerId, int] = {}
 
     def resume(self, number: int) -> None:
@@ -51,9 +51,9 @@ class LeaderViews:
 
     @property
     def member(self) -> PeerId:
-        """The member that has precedence; empty before the first view."""
+        """The member that has precedence; empty until members have entered a view together."""
         members = self._electorate.terms.members
-        return members[self.number % len(members)] if self.since < math.inf else b""
+        return members[self.number % len(members)] if self._changed else b""
 
     def due(self, now: float) -> bool:
         """Return True if it is time to ask for the next view, or to repeat that."""
@@ -80,7 +80,7 @@ class LeaderViews:
         self._asked[peer] = view
         for number in sorted({one for one in self._asked.values() if one > self.number}, reverse=True):
             if self._electorate.enough({one for one, asked in self._asked.items() if asked >= number}):
-                self.changed = True
+                self._changed = True
                 self._enter(number, now)
                 break
 
@@ -90,7 +90,7 @@ class LeaderViews:
 
     @property
     def growth(self) -> float:
-        """Factor by which this view lasts longer than the first one, so that slow links have enough time at last."""
+        """Factor by which the view lasts longer than the first one, so that slow links have enough time."""
         return 2.0 ** min(ROTATIONS, self.number // len(self._electorate.terms.members))
 
     @property

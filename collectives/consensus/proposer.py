@@ -105,11 +105,11 @@ class Proposer:
         self.ballot, self._promises = promise.ballot, {self._electorate.me: (promise, signature)}
 
     def refused(self, promised: Ballot) -> bool:
-        """Note that a peer reports a promise of this ballot. Return True if we should begin a higher one at once."""
+        """Note that a peer reports this promise. Return True if we should begin a higher ballot at once."""
         self._reported = max(self._reported, promised.term)
         # Without precedence it would stop the other ballot in turn. And reports may be lies, which must not delay it for ever.
         me, views = self._electorate.me, self._electorate.views
-        early = views.member == me and views.changed and self._begun.of(me) < BALLOTS
+        early = views.member == me and self._begun.of(me) < BALLOTS
         return early and self.preparing and self.ballot is not None and self.ballot < promised
 
     def next(self, promised: Ballot, highest: int, now: float) -> Ballot | None:

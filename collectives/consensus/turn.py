@@ -2,7 +2,7 @@
 
 A ballot is the first one of the round, or takes the place of a leader that has departed or makes no progress.
 
-With crashes only, the first peer that notices is the fastest. But a liar could stop each ballot with one of its own. So a
+With crashes only, the first peer that notices is the fastest. But a liar could stop each ballot with another one. So a
 round that does not end passes through leader views (`LeaderViews`). In each of them another member has **precedence**: no
 other ballot stops one that it has begun. Departure from PBFT: other members may begin ballots, too, late in a view.
 """
@@ -16,18 +16,25 @@ from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.swarm.messages.registry import PeerId, Proposal, Ready
 
+# Patiences in the first rotation; they double as views do.
+
 PROTECTED = 2.0
-"""Patiences in the first rotation, from a promise to the proposal of the member with precedence.
+"""From a promise to the proposal of the member with precedence.
 
 One is for other promises, and one for the messages.
 """
 
-LATEST, RESERVED = 2.0, 3.0
-"""Patiences in the first rotation, from the beginning of a view: the member with precedence begins before the first of them,
-unless a ballot makes progress; until the second one no other peer begins one, if the member is reachable."""
+LATEST = 2.0
+"""From the beginning of a view to the ballot of its member, unless another ballot makes progress."""
+
+RESERVED = 3.0
+"""From the beginning of a view to ballots of other peers, if its member is reachable."""
 
 ENTERED = 0.25
-"""Patiences after which all members have entered a view, so that they protect a ballot of the member with precedence."""
+"""From the beginning of a view until all members have entered it, and protect a ballot.
+
+This one does not double.
+"""
 
 
 class Turn:
@@ -67,12 +74,12 @@ class Turn:
         return self._electorate.waiting_for(self._given())
 
     def reserved(self, sender: PeerId, now: float) -> bool:
-        """Return True if only another peer than `sender` may begin a ballot: the member with precedence, in its first time.
+        """Return True if only another peer than `sender` may begin a ballot: the member with precedence.
 
         If others could begin one just before it, it would fail.
         """
         views = self._electorate.views
-        early = views.changed and now < views.since + RESERVED * views.growth * self._terms.patience
+        early = now < views.since + RESERVED * views.growth * self._terms.patience
         return early and sender != views.member and views.member in self._electorate.live
 
     def too_early(self, sender: PeerId, proposal: Proposal | None, now: float, *, hasty: bool = False) -> bool:
@@ -88,7 +95,7 @@ class Turn:
             return True
         if sender == leader:
             return False
-        if self._acceptor.promised.term > 1 and leader == preceding:
+        if leader and leader == preceding:
             return self._moves(proposal, now, protected=True)
         replaces = sender == preceding and not self._acceptor.trusts(leader)
         return hasty and not replaces and self._moves(proposal, now)
@@ -149,7 +156,7 @@ class Turn:
         else:
             answer = self._followed + (1 + turn) * patience if able else 0.0
             due = max(answer, self._moved + turn * patience)
-        if views.changed and views.member == self._electorate.me:
+        if views.member == self._electorate.me:
             wait = (2.0 if trusted else 1.0) * views.growth * patience
             stuck = max(self._moved + patience, min(self._moved + wait, views.since + LATEST * views.growth * patience))
             return min(due, max(views.since + ENTERED * patience, stuck))

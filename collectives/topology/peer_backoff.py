@@ -11,9 +11,9 @@ A contributor that announces and does not send its data costs a round as much. I
 many rounds as it has failed in, and after PATIENT failures it pauses as contributor, too.
 
 A member that begins a ballot stops the one in progress. If its own ballot does not commit, it has cost the round a patience.
-Then others do not follow its ballots, in pauses of the same lengths, while another leader makes progress (`Turn.too_early`). If the
-leader has departed or makes no progress, they do. So a member that always begins ballots can delay few rounds, and an honest
-one whose ballot competed with another one loses little.
+Then others do not follow its ballots, in pauses of the same lengths, while another leader makes progress (`Turn.too_early`).
+If the leader has departed or makes no progress, they do. So a member that always begins ballots can delay few rounds, and an
+honest one whose ballot competed with another one loses little.
 """
 
 from __future__ import annotations

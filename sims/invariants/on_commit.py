@@ -236,7 +236,7 @@ class CommitInvariants:
             self._on_violation("agreement", index, f"{place}: peers {others[:5]} had another state")
 
     def _forgotten(self, older: Digest, newer: Digest) -> bool:
-        """Return True if two states are of different commits, and a voter of the older one has forgotten its vote."""
+        """Return True if the states have different commits, and a voter of the older has forgotten its vote."""
         first, second = self._commits.get(older), self._commits.get(newer)
         if first is None or second is None:
             return False

@@ -30,7 +30,7 @@ class Prepare(Message, frozen=True):
 
 
 class ViewChange(Message, frozen=True):
-    """Demand of a member for the next view of a round that does not end, and its answer to a ballot below its promise.
+    """Demand of a member for the next leader view, and its answer to a ballot below its promise.
 
     `view`: highest view that the sender has asked for. `ballot`: the highest one that it has promised or followed.
     """

@@ -135,12 +135,13 @@ def test_heeds_a_term_up_to_a_bound_that_grows_with_each_view_and_is_higher_for_
     views = views_of(given := terms())
     acceptor = Acceptor(given, MemoryVoteStore(), views, abstains=False)
     views.begin(0.0)
-    for number, member in enumerate((*MEMBERS, *MEMBERS)):
+    for number, member in enumerate((b"", *MEMBERS[1:], *MEMBERS)):
         assert (views.number, views.member) == (number, member)
         for peer in MEMBERS:
             highest = LEAP * (number + 1 + (peer == member))
             assert not acceptor.heeds(peer, prepare(highest + 1, peer), 1000.0 * number)
-        assert acceptor.heeds(member, prepare(LEAP * (number + 2), member), 1000.0 * number)
+        if member:
+            assert acceptor.heeds(member, prepare(LEAP * (number + 2), member), 1000.0 * number)
         for peer in MEMBERS:
             views.on_change(peer, number + 1, 1000.0 * number)
 
@@ -158,14 +159,17 @@ def test_follows_a_justified_proposal_of_any_term():
     assert acceptor_of().follows(SECOND, proposal_of(10 * LEAP, SECOND), 0.0)
 
 
-def test_pauses_of_the_member_with_precedence_are_short():
+def test_ballots_of_the_member_with_precedence_are_counted_again_in_its_view():
     views = views_of(given := terms())
     acceptor = Acceptor(given, MemoryVoteStore(), views, abstains=False)
     for term in range(2, 12):
-        acceptor.heeds(FIRST, prepare(term, FIRST), 100.0 * term)
-    assert not acceptor.heeds(FIRST, prepare(12, FIRST), 1100.0 + 2.0 * PATIENCE)
+        acceptor.heeds(SECOND, prepare(term, SECOND), 100.0 * term)
+    assert not acceptor.heeds(SECOND, prepare(12, SECOND), 1100.0)
     views.begin(0.0)
-    assert acceptor.heeds(FIRST, prepare(12, FIRST), 1100.0 + 2.0 * PATIENCE)
+    for peer in MEMBERS[:2]:
+        views.on_change(peer, 1, 1100.0)
+    assert [acceptor.heeds(SECOND, prepare(term, SECOND), 1100.0) for term in range(12, 18)] == [True] * 5 + [False]
+    assert not acceptor.trusts(SECOND), "for its leadership those of the round count"
 
 
 def test_heeds_the_first_ballots_at_once_and_later_ones_after_growing_pauses():
