@@ -91,7 +91,8 @@ class LeaderViews:
     @property
     def growth(self) -> float:
         """Factor by which the view lasts longer than the first one, so that slow links have enough time."""
-        return 2.0 ** min(ROTATIONS, self.number // len(self._electorate.terms.members))
+        members = max(1, len(self._electorate.terms.members))  # A newcomer without a state knows none.
+        return 2.0 ** min(ROTATIONS, self.number // members)
 
     @property
     def _length(self) -> float:

@@ -27,7 +27,7 @@ One is for other promises, and one for the messages.
 LATEST = 2.0
 """From the beginning of a view to the ballot of its member, unless another ballot makes progress."""
 
-RESERVED = 3.0
+RESERVED = 3.5
 """From the beginning of a view to ballots of other peers, if its member is reachable."""
 
 ENTERED = 0.25
@@ -157,8 +157,10 @@ class Turn:
             answer = self._followed + (1 + turn) * patience if able else 0.0
             due = max(answer, self._moved + turn * patience)
         if views.member == self._electorate.me:
-            wait = (2.0 if trusted else 1.0) * views.growth * patience
-            stuck = max(self._moved + patience, min(self._moved + wait, views.since + LATEST * views.growth * patience))
+            opened = proposal is not None and proposal.ballot == self._acceptor.promised
+            wait = (1.0 + trusted + (trusted and opened)) * patience
+            latest = views.since + LATEST * views.growth * patience
+            stuck = max(self._moved + wait, min(self._moved + wait * views.growth, latest))
             return min(due, max(views.since + ENTERED * patience, stuck))
         reserved = self.reserved(self._electorate.me, now)
         return max(due, views.since + RESERVED * views.growth * patience) if reserved else due
