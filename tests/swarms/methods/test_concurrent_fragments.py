@@ -140,13 +140,13 @@ def test_swarm_restarted_at_once_resumes_every_fragment(monkeypatch, fragments, 
 )
 def test_one_chunk_fragments_have_different_owners(monkeypatch, topology):
     """As many peers as fragments, each of one chunk."""
-    owned, settle = {}, Butterfly.settle
+    owned, finish = {}, Butterfly.finish
 
     def booked(self):
-        settle(self)
+        finish(self)
         owned.setdefault((self.fragment, self.round), set()).update(self.owners)
 
-    monkeypatch.setattr(Butterfly, "settle", booked)
+    monkeypatch.setattr(Butterfly, "finish", booked)
     play(streaming(4, 6, peers=4, seconds=14.0, exchange=f'topology = "{topology}"'))
     rounds = [[owned[number, round] for number in range(4)] for _, round in owned if (3, round) in owned]
     assert all(len(one) == 1 for found in rounds for one in found)
