@@ -65,14 +65,10 @@ def test_withdrawn_refusal_is_not_the_reported_error():
     assert isinstance(refusal, NoSwarm) and "nobody is there" in str(refusal) and asked.count(HERE) > 2
 
 
-def test_joiner_without_a_free_place_is_told_to_wait_or_to_ask_the_author():
-    """Also if a contact that does not answer is asked later."""
+def _refused(meet):
+    """Return the error of a joiner that knocks at two contacts for 10 s. meet: returns the answer of a contact."""
 
     async def main():
-        async def meet(contact, words):
-            await asyncio.sleep(5.0 if contact is DEAD else 0.1)
-            return Refuse("unreachable", "") if contact is DEAD else Refuse("full", "all places are taken")
-
         return await knock(
             [HERE, DEAD],
             lambda: Hello(VERSION, bytes(32), b""),
@@ -82,7 +78,17 @@ def test_joiner_without_a_free_place_is_told_to_wait_or_to_ask_the_author():
             seconds=10.0,
         )
 
-    refusal = virtual_loop.run(main(), seed=1)
+    return virtual_loop.run(main(), seed=1)
+
+
+def test_joiner_without_a_free_place_is_told_to_wait_or_to_ask_the_author():
+    """Also if a contact that does not answer is asked later."""
+
+    async def meet(contact, words):
+        await asyncio.sleep(5.0 if contact is DEAD else 0.1)
+        return Refuse("unreachable", "") if contact is DEAD else Refuse("full", "all places are taken")
+
+    refusal = _refused(meet)
     assert isinstance(refusal, NoPlace) and refusal.exit_code == 4 and "all places are taken" in str(refusal)
     assert not refusal.absent, "a peer that returns does not continue alone beside a full swarm"
     assert "try again" in refusal.hint and "invite --for" in refusal.hint and "runs" not in refusal.hint
@@ -92,21 +98,11 @@ def test_joiner_without_a_free_place_is_told_to_wait_or_to_ask_the_author():
 def test_address_with_another_run_is_no_refusal_while_another_peer_may_still_admit_us(code, words):
     """A service tries again after exit code 4, not after 5."""
 
-    async def main():
-        async def meet(contact, hello):
-            await asyncio.sleep(0.1)
-            return Refuse("run", "another run") if contact is DEAD else Refuse(code, "all places are taken")
+    async def meet(contact, hello):
+        await asyncio.sleep(0.1)
+        return Refuse("run", "another run") if contact is DEAD else Refuse(code, "all places are taken")
 
-        return await knock(
-            [HERE, DEAD],
-            lambda: Hello(VERSION, bytes(32), b""),
-            lambda welcome: None,
-            SimpleNamespace(meet=meet),
-            SimpleNamespace(now=virtual_loop.current().time, rng=random.Random(1)),
-            seconds=10.0,
-        )
-
-    refusal = virtual_loop.run(main(), seed=1)
+    refusal = _refused(meet)
     assert refusal.exit_code == (4 if words else 5) and words in str(refusal)
 
 
