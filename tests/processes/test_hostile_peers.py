@@ -199,6 +199,11 @@ class Flood:
         self._process.wait(60)
 
 
+def flooded_connections(process):
+    """Return the number of connections that a process has accepted from the addresses of a `Flood`."""
+    return sum(1 for c in process.net_connections("tcp") if c.raddr and c.raddr.ip.startswith("127.0.7."))
+
+
 @pytest.mark.trial
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="loopback has the many addresses that this takes")
 def test_swarm_trains_and_admits_a_peer_under_5000_half_open_connections(machine):
@@ -224,8 +229,9 @@ def test_swarm_trains_and_admits_a_peer_under_5000_half_open_connections(machine
         together("butterfly", living, living[2].wait("ready")["at"])
         said = flood.report()
         assert said["opened"] > flood.COUNT, "closed connections are not opened again"
-        accepted = [c for c in process.net_connections("tcp") if c.raddr and c.raddr.ip.startswith("127.0.7.")]
-        assert 0 < len(accepted) <= bounds.visits + bounds.half_open + 2
+        # The least of some counts: a connection that is refused or replaced closes in the next turn of the event loop.
+        accepted = [flooded_connections(process) for _ in range(10)]
+        assert 0 < min(accepted) <= bounds.visits + bounds.half_open
         assert process.memory_info().rss < resident + (100 << 20)
         go_on(founder, time.monotonic(), 2)
     finally:
