@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import Any
 
 from thinwire.collectives.transport.addresses.observed_addresses import Sighting
-from thinwire.collectives.transport.frame_limit import FrameLimit, FrameLimits
 from thinwire.collectives.transport.interface import REFUSED, RELAY_DEAD, RELAY_STUCK, Admit, Arrival, Contact, Lent
 from thinwire.sims.network.circuits import Connection, RelayedLink, circuits_of
 from thinwire.sims.network.handshake import Handshakes, Network
+from thinwire.sims.network.inbox import Inbox
 from thinwire.sims.network.link import Downlink, Endpoint, Gateway, Link, LinkTraffic, Pipe, Uplink
 from thinwire.sims.network.packets import Packer
 from thinwire.sims.network.translator import Translator
@@ -21,8 +20,6 @@ from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.messages.registry import NUMBERS, VERSION, Gossip, Hello, PeerId, Refuse, Welcome
-
-FRAMES = FrameLimits()
 
 BULK = frozenset(kind for kind in NUMBERS if kind.payload > 0 and not kind.signed)
 """Types of messages that travel on the bulk stream."""
@@ -68,14 +65,8 @@ class SimTransport:
         self._opening: dict[PeerId, asyncio.Future[None]] = {}
         self._closed = False
         self._came: dict[PeerId, tuple[float, float]] = {}
-        self._mail: asyncio.Future[None] | None = None
         self._packer = Packer(identity, run_id, encode=net.encode, payload_factor=net.payload_factor)
-        self._control: deque[tuple[Arrival, Pipe | None, int]] = deque()
-        self._bulk: deque[tuple[Arrival, Pipe | None, int]] = deque()
-        """Arrivals with the pipe that they take room in, and their bytes."""
-        self._frame_limit = FrameLimit(FRAMES)
-        self._unread: dict[PeerId, list[tuple[Arrival, Pipe, int]]] = {}
-        """Arrivals of each peer whose link is not read for a while."""
+        self._inbox = Inbox(net)
 
     # --- the Transport interface
 
@@ -112,7 +103,7 @@ class SimTransport:
         pipe, packet = link.pipe(self, type(frame.message) in BULK), self._packer.pack(frame)
         if not await pipe.room(packet.size):
             return False
-        self._frame_limit.sent(link.other(self).peer_id, frame.message)
+        self._inbox.sent(link.other(self).peer_id, frame.message)
         pipe.uplink.send(pipe, packet)
         return True
 
@@ -124,7 +115,7 @@ class SimTransport:
         if pipe.waiters or pipe.full:
             return False
         packet = self._packer.pack(frame)
-        self._frame_limit.sent(link.other(self).peer_id, frame.message)
+        self._inbox.sent(link.other(self).peer_id, frame.message)
         pipe.take(packet.size)
         pipe.uplink.send(pipe, packet)
         return True
@@ -134,16 +125,13 @@ class SimTransport:
             if not self.awake.is_set():
                 await self.awake.wait()
             self._check()
-            if receive_queue := self._control or self._bulk:
-                arrival, pipe, size = receive_queue.popleft()
-                if pipe is not None:
-                    pipe.release(size)
-                if self.circuits is not None and arrival.frame is not None:
-                    if self.circuits.hear(arrival.peer, arrival.frame.message):
-                        continue
+            arrival = self._inbox.take()
+            if arrival is None:
+                await self._inbox.wait()
+            elif self.circuits is None or arrival.frame is None:
                 return arrival
-            self._mail = self._net.loop.create_future()
-            await self._mail
+            elif not self.circuits.hear(arrival.peer, arrival.frame.message):
+                return arrival
 
     def relay_of(self, peer: PeerId) -> PeerId | None:
         link = self.links.get(peer)
@@ -176,10 +164,7 @@ class SimTransport:
         self.known.pop(peer, None)
         if self.circuits is not None:
             self.circuits.relay.forget(peer)
-        for receive_queue in (self._control, self._bulk):
-            kept = [entry for entry in receive_queue if entry[0].peer != peer]
-            receive_queue.clear()
-            receive_queue.extend(kept)
+        self._inbox.forget(peer)
         if peer in self.links:
             self._hang_up(self.links[peer], "closed by the peer")
 
@@ -202,7 +187,7 @@ class SimTransport:
         return {}  # a simulation counts the bytes of a peer, not those of its links
 
     def pauses(self) -> Mapping[PeerId, int]:
-        return dict(self._frame_limit.pauses)
+        return self._inbox.pauses
 
     def bulk_received(self, peer: PeerId) -> int:
         link = self.links.get(peer)
@@ -239,12 +224,7 @@ class SimTransport:
         if self.alive:
             self._closed = True
             self._end("closed by the peer")
-            self._wake()
-
-    def _wake(self) -> None:
-        """Wake up a waiting `recv`."""
-        if self._mail is not None and not self._mail.done():
-            self._mail.set_result(None)
+            self._inbox.wake()
 
     # --- called by the network
 
@@ -253,22 +233,7 @@ class SimTransport:
         return self.links.get(link.other(self).peer_id) is link
 
     def accept(self, arrival: Arrival, pipe: Pipe, size: int) -> None:
-        peer = arrival.peer
-        if peer in self._unread:
-            self._unread[peer].append((arrival, pipe, size))
-            return
-        now = self._net.loop.now
-        if not self._frame_limit.admits(peer, now, payload=size if pipe.bulk else 0):
-            self._frame_limit.pauses[peer] += 1
-            self._unread[peer] = []
-            self._net.at(now + FRAMES.pause, self._read_on, peer)
-        (self._bulk if pipe.bulk else self._control).append((arrival, pipe, size))
-        if (mail := self._mail) is not None and not mail.done():
-            mail.set_result(None)
-
-    def _read_on(self, peer: PeerId) -> None:
-        for entry in self._unread.pop(peer, ()):
-            self.accept(*entry)
+        self._inbox.accept(arrival, pipe, size)
 
     def lose(self, link: Link, reason: str) -> None:
         """Note that the link broke; this end knows it from now on."""
@@ -280,14 +245,14 @@ class SimTransport:
                 if link.relay and reason == RELAY_STUCK:
                     self.circuits.avoid(link.relay, peer)
             self._net.loop.record(b"lost", self.peer_id, peer, reason.encode())
-            self._control.append((Arrival(peer, None, reason, link.relay), None, 0))
-            self._wake()
+            self._inbox.put(Arrival(peer, None, reason, link.relay))
+            self._inbox.wake()
 
     def replace(self, link: Link, record: PeerRecord | None) -> None:
         """Note that the other end has a link to another process with our key, whose record it shows."""
         if self.has(link):
             if record is not None:
-                self._control.append((Arrival(link.other(self).peer_id, Frame(Gossip((record.item,)))), None, 0))
+                self._inbox.put(Arrival(link.other(self).peer_id, Frame(Gossip((record.item,)))))
             self.lose(link, "closed by the peer")
 
     def vanish(self) -> None:
@@ -309,8 +274,7 @@ class SimTransport:
             task.cancel()
         for link in list(self.links.values()):
             self._hang_up(link, reason)
-        self._control.clear()
-        self._bulk.clear()
+        self._inbox.clear()
 
     def _hang_up(self, link: Link, reason: str) -> None:
         """Give up a link; the other end notices one latency later.
@@ -329,7 +293,7 @@ class SimTransport:
     def _release(self, link: Link, reason: str, when: float = 0.0) -> None:
         peer = link.other(self).peer_id
         del self.links[peer]
-        self._unread.pop(peer, None)
+        self._inbox.forget_unread(peer)
         link.release(self, when, reason)
 
     async def _open(self, to: PeerId) -> None:
@@ -355,8 +319,8 @@ class SimTransport:
                 over = partial(self.handshakes.send_hello_over, record)
                 answer, refused = await self.circuits.dial(peer, lambda: dial(record), over)
             if refused and (self.circuits is None or peer not in self.links):
-                self._control.append((Arrival(peer, None, REFUSED), None, 0))
-                self._wake()
+                self._inbox.put(Arrival(peer, None, REFUSED))
+                self._inbox.wake()
             self._obstacles[peer] = "" if isinstance(answer, Welcome) else answer.detail
         finally:
             _finish(self._opening.pop(peer))

@@ -4,7 +4,7 @@ import pytest
 from kit.scenarios import peer, play, swarm_of
 from thinwire.collectives.transport.frame_limit import FrameLimit, FrameLimits
 from thinwire.sims.engine import virtual_loop
-from thinwire.sims.network import transport
+from thinwire.sims.network import inbox
 
 from benchmarks.pipeline import pipeline
 from benchmarks.pipeline.hollow_section import HollowSection
@@ -21,7 +21,7 @@ EVERY_STEP = "[outer]\nsync_every = 1\n"
 def test_half_of_the_limit_is_enough_for_honest_peers(monkeypatch, manifest, peers, step):
     limits, admitted = FrameLimits(), []
     monkeypatch.setattr(
-        transport, "FRAMES", FrameLimits(burst=limits.burst // 2, rate=limits.rate / 2, round=limits.round // 2)
+        inbox, "FRAMES", FrameLimits(burst=limits.burst // 2, rate=limits.rate / 2, round=limits.round // 2)
     )
 
     def admits(self, peer, now, *, payload=0, before=FrameLimit.admits):
@@ -39,7 +39,7 @@ def test_half_of_the_limit_is_enough_for_a_pipeline_of_quick_stages(monkeypatch,
     """Some five hundred micro-batches a second, of which each stage reports twice."""
     limits, made = FrameLimits(), []
     monkeypatch.setattr(
-        transport, "FRAMES", FrameLimits(burst=limits.burst // 2, rate=limits.rate / 2, round=limits.round // 2)
+        inbox, "FRAMES", FrameLimits(burst=limits.burst // 2, rate=limits.rate / 2, round=limits.round // 2)
     )
 
     def begin(self, limits, before=FrameLimit.__init__):

@@ -13,7 +13,7 @@ from thinwire.collectives.state_sync.chunk_transfer import IN_FLIGHT
 from thinwire.collectives.topology.peer_backoff import Backoff
 from thinwire.collectives.transport.frame_limit import FrameLimits
 from thinwire.sims.engine import virtual_loop
-from thinwire.sims.network import transport
+from thinwire.sims.network import inbox
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
     Ballot,
@@ -94,7 +94,7 @@ def test_stranger_cannot_stop_rounds_or_replace_state(swarm, say):
 def test_flood_of_past_announcements_is_limited_and_rounds_continue(swarm, monkeypatch):
     """Four thousand small valid frames a second: after a burst only a few are handled, the sender waits with the others."""
     limits = FrameLimits(burst=300, rate=20.0)
-    monkeypatch.setattr(transport, "FRAMES", limits)
+    monkeypatch.setattr(inbox, "FRAMES", limits)
     stale = Frame(Ready(1, 0, 1, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0))
     handled = Counter()
 
