@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Collection
-from itertools import count
 from typing import TypeAlias
 
 from thinwire.collectives.transport.circuits.circuits import Route
 from thinwire.collectives.transport.interface import RELAY_STUCK, Arrival
 from thinwire.collectives.transport.receive_queue import BoundedQueue
 from thinwire.collectives.transport.zeromq.control_connection import ControlConnection, SharedSockets, SocketLimits
-from thinwire.collectives.transport.zeromq.listener import HalfOpen, listen, port_of
+from thinwire.collectives.transport.zeromq.listener import port_of
+from thinwire.collectives.transport.zeromq.offered_port import OfferedPort
 from thinwire.collectives.transport.zeromq.record_crypto import EXPRESS_KINDS, session_of
 from thinwire.collectives.transport.zeromq.stream_pool import StreamPool, Traffic
 from thinwire.swarm import frame as frames
@@ -58,7 +58,6 @@ _CONTROL = [
 ]
 _LARGEST = max(kind.limit + kind.payload for kind in _CONTROL) + 4096
 BOUNDS = SocketLimits(messages=64, size=_LARGEST, window=max(4 << 20, _LARGEST))
-_domains = count(1)
 Up: TypeAlias = "Callable[[Link], None]"
 Lost: TypeAlias = "Callable[[Link, str], None]"
 
@@ -78,7 +77,6 @@ class Link:
         self.relay: PeerId = b""
         """The peer that splices our connections to this one; b"": they are direct."""
         self._gate = ""
-        self._port = -1
         self.session = session_of(secret)
         self.secret = secret
         self.reason = ""
@@ -91,8 +89,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._control: ControlConnection | None = None
         self._candidates: set[ControlConnection] = set()
-        self._domain = b"link %d" % next(_domains)
-        self._server: asyncio.Server | None = None
+        self._offered: OfferedPort | None = None
         self.stream_pool = StreamPool(
             sockets,
             secret,
@@ -118,26 +115,24 @@ class Link:
     ) -> tuple[Link, int]:
         """Return a link that waits to be taken by the peer of `record`, and its port. Raises PortTaken."""
         link = cls(sockets, record, secrets.token_bytes(32), False, up=up, lost=lost, gone=gone)
-        crowd = HalfOpen(8)
-        key = record.transport_key
+        offered = OfferedPort(sockets, record.transport_key)
 
-        def candidate(relay: PeerId = b"") -> asyncio.Protocol:
+        def candidate(relay: PeerId) -> asyncio.Protocol:
+            received, crowd = link._on_control, offered.crowd
             control = ControlConnection(
-                sockets, BOUNDS, link._on_control, link._ended, domain=link._domain, crowd=crowd, relay=relay
+                sockets, BOUNDS, received, link._ended, domain=offered.domain, crowd=crowd, relay=relay
             )
             link._candidates.add(control)
             return control.tcp_relay.outer
 
         try:
-            link._server, port = await listen(candidate, host, ports)
+            port = await offered.open(candidate, host, ports)
         except BaseException:
             link.close("no port")
             raise
-        if link.reason:
-            link._server.close()
-        else:
-            sockets.gatekeeper.allow(link._domain, lambda candidate: candidate == key)
-            link._port, sockets.circuits.lanes[port] = port, candidate
+        link._offered = offered
+        if link.reason:  # It was closed meanwhile.
+            offered.close()
         return link, port
 
     @classmethod
@@ -206,11 +201,8 @@ class Link:
             self.read_or_wait()
 
     def _stop_accepting(self, reason: str) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        self._sockets.circuits.lanes.pop(self._port, None)
-        self._sockets.gatekeeper.forbid(self._domain)
+        if self._offered is not None:
+            self._offered.close()
         for control in list(self._candidates):
             control.close(reason)
 
