@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from thinwire.collectives.transport.interface import Contact, Transport
-from thinwire.node.membership.ban_file import BanFile
+from thinwire.node.membership.ban_file import BanFile, StoredBans
 from thinwire.node.membership.join import NoSwarm, Refused, knock, welcome
 from thinwire.node.membership.known_peers_file import replace_file
 from thinwire.node.membership.lost_peers import LostPeers, contacts_of
@@ -36,9 +36,6 @@ from thinwire.swarm.messages.registry import VERSION, Hello, Refuse, Welcome
 
 LAST_VISITS, LAST_SECONDS = 4, 3.0
 """Peers that get the last record of a process whose key another one uses, and the time for it."""
-
-BANS_SECONDS = 10.0
-"""Least time between two writes of the file of bans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +76,13 @@ class Admission:
         self._known_peers, self._preset, self.site = known_peers, preset, site
         self._saved = directory.checkpoints
         self._name = name
-        self._ban_file = BanFile(directory.bans, environment.disk)
+        self._stored_bans = StoredBans(
+            BanFile(directory.bans, environment.disk),
+            present=lambda: self.presence.roster.ban_items,
+            attend=lambda work: self.presence.attend(work),
+            emit=emit,
+        )
         self._revocations = BanFile(directory.revocations, environment.disk)
-        self._stored_bans: tuple[bytes, ...] = ()
-        """Content of the file of bans, as far as this process knows."""
-        self._bans_wait = self._bans_unsaved = False
-        """True if the file of bans was written in the last BANS_SECONDS; true if that failed."""
         self._token = b""
         self._former: set[bytes] = set()
         self._claims = frozenset[Contact]()
@@ -237,8 +235,7 @@ class Admission:
     def _judge(self, terms: RunTerms) -> None:
         """Judge records of others by the manifest's rule from now on, and by stored evidence and revocations."""
         self.presence.roster.set_policy(terms.policy)
-        self._stored_bans = self._ban_file.load()
-        self._convict(self._stored_bans)
+        self._convict(self._stored_bans.load())
 
     @property
     def known(self) -> RunTerms:
@@ -365,37 +362,13 @@ class Admission:
                 await asyncio.gather(*(self.transport.meet(contact, hello) for contact in chosen))
 
     def save_bans(self) -> None:
-        """Store the evidence against banned peers, and the revocations, if they have changed.
-
-        At once, but at most once in BANS_SECONDS: strangers can cause any number of bans, and a save waits for the disk.
-        """
-        if not self._bans_wait and self._write_bans():
-            self._bans_wait = True
-            self.presence.attend(self._save_bans_later())
-
-    def _write_bans(self) -> bool:
-        """Write the file of bans. Returns False if nothing has changed."""
-        items = self.presence.roster.ban_items
-        if items == self._stored_bans:
-            return False
-        try:
-            self._ban_file.save(items)
-            self._stored_bans, self._bans_unsaved = items, False
-        except OSError as error:
-            if not self._bans_unsaved:
-                self._emit("alarm", {"detail": f"cannot store the evidence against banned peers: {error.strerror}"})
-            self._bans_unsaved = True
-        return True
-
-    async def _save_bans_later(self) -> None:
-        await asyncio.sleep(BANS_SECONDS)
-        self._bans_wait = False
-        self.save_bans()
+        """Store the evidence against banned peers, and the revocations, if they have changed (`StoredBans`)."""
+        self._stored_bans.save()
 
     async def close(self) -> None:
         """Close presence and transport without an announcement."""
         if self.running is not None:
             self.running.cancel()
             await asyncio.gather(self.running, return_exceptions=True)
-            self._write_bans()
+            self._stored_bans.write()
             await self.presence.close()
