@@ -1,7 +1,7 @@
 """Documents: what they name exists, their code runs, and the reference pages are those of the code."""
 
 import ast
-import importlib.util
+import importlib
 import os
 import re
 import shlex
@@ -29,9 +29,8 @@ NAMED = [
     for file, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", document.read_text())
 ]
 
-_spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "reference" / "generate.py")
-_generate = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_generate)
+sys.path.append(str(ROOT / "docs" / "reference"))  # the script imports its neighbours by bare names
+_generate = importlib.import_module("generate")
 PAGES = _generate.PAGES
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 FLAGS = set(re.findall(r"(?<!\S)--[a-z][a-z-]*", (ROOT / "docs" / "reference" / "commands.md").read_text()))
