@@ -123,7 +123,6 @@ class Butterfly(DataPlane):
         self._pace = OwnerPace()
         self._audited, self._screen = audited, ResultScreen(codec, grid, bound, agreement.announcements.find)
         self._records = OwnerRecords(agreement, self.results, audited=audited)
-        self._over_bound = ""  # reason why the last result was refused for its norm
         self.refused: dict[PeerId, str] = {}
         """Owners whose results were refused for their norms, with the reason."""
         self.audit_data: AuditData | None = None
@@ -354,7 +353,6 @@ class Butterfly(DataPlane):
         index = message.index
         if index >= len(self.grid) or self.results.chunks[index] is not None:
             return
-        self._over_bound = ""
         vouches, check = self._is_result_source(sender, index), self._check_result
         taken = self.results.take(index, frame.payload, frame.hashed, check=check, from_owner=vouches)
         if taken is None and self.results.wanted is not None:
@@ -367,21 +365,18 @@ class Butterfly(DataPlane):
                 self._send_result(self.proposal, index, self._result_receivers(self.proposal, index))
             self.check()
         elif taken is False:
-            if self._over_bound and sender == self.owners[index]:
-                self.refused[sender] = self._over_bound
-            if self._over_bound and self.proposal is not None:
+            over_bound = self._screen.over_bound
+            if over_bound and sender == self.owners[index]:
+                self.refused[sender] = over_bound
+            if over_bound and self.proposal is not None:
                 self.agreement.refuse_leader(self.proposal)
             self.agreement.accuse(sender, "result", self._now())
 
     def _check_result(self, chunk: Buffer, index: int) -> None:
         """Raise CodecError for an impossible result. The norm does not matter if honest peers have checked it."""
         proposal = self.proposal
-        try:
-            free = proposal is None or self.agreement.results_confirmed(proposal)
-            self._screen.check(chunk, index, None if proposal is None or free else proposal.contributors)
-        except CodecError as error:
-            self._over_bound = str(error) if error.reason == "bound" else ""
-            raise
+        free = proposal is None or self.agreement.results_confirmed(proposal)
+        self._screen.check(chunk, index, None if proposal is None or free else proposal.contributors)
 
     def _take_record(self, sender: PeerId, record: ResultRecord, signature: bytes) -> None:
         if self._records.sound(record) and not self.complete:
@@ -430,10 +425,15 @@ class Butterfly(DataPlane):
     @property
     def waits(self) -> bool:
         """True if chunks, results, or an owner's signature for its results are missing."""
-        return super().waits or any(owner != self.me and self._unsigned(at) for at, owner in enumerate(self.owners))
+        return super().waits or any(map(self._unsigned, range(len(self.owners))))
 
     def _unsigned(self, index: int) -> bool:
-        return self.results.wanted is None and not self.results.signed(index)
+        """Return whether another peer still has to sign for the result of a chunk."""
+        return self.results.wanted is None and self.owners[index] != self.me and not self.results.signed(index)
+
+    def _unfinished(self) -> list[int]:
+        """Return the chunks whose results are missing or not signed for."""
+        return [index for index, chunk in enumerate(self.results.chunks) if chunk is None or self._unsigned(index)]
 
     def awaited_peers(self, proposal: Proposal) -> Collection[PeerId]:
         """Return the peers from which we wait for chunks or results."""
@@ -446,22 +446,14 @@ class Butterfly(DataPlane):
 
     def _finished_owners(self) -> Collection[PeerId]:
         """Return the owners whose results are all here, and signed for."""
-        lacking = {
-            self.owners[index]
-            for index, chunk in enumerate(self.results.chunks)
-            if chunk is None or (self.owners[index] != self.me and self._unsigned(index))
-        }
-        return set(self.owners) - lacking
+        return set(self.owners) - {self.owners[index] for index in self._unfinished()}
 
     def culprit(self, proposal: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer that the round waits for and the reason, or None."""
         for entry in self._owned.awaited(proposal):
             return entry.peer, MISSING if entry.peer in self.agreement.ready else "not announced"
-        chunks = self.results.chunks
-        for index, owner in enumerate(self.owners):
-            if owner != self.me and (chunks[index] is None or self._unsigned(index)):
-                return owner, "result missing"
-        return None
+        owners = [self.owners[index] for index in self._unfinished() if self.owners[index] != self.me]
+        return (owners[0], "result missing") if owners else None
 
     def debtors(self, proposal: Proposal) -> Collection[PeerId]:
         """Return all contributors to our chunks that we wait for, or else the owner of a missing result."""

@@ -84,6 +84,8 @@ class ResultScreen:
         self, codec: Codec, grid: Grid, bound: NormBound | None, announced: Callable[[Contribution], Ready | None]
     ) -> None:
         self._codec, self._grid, self._bound, self._announced = codec, grid, bound, announced
+        self.over_bound = ""
+        """Reason why the result that was checked last is above the bound; "" if it is not."""
 
     @property
     def bounded(self) -> bool:
@@ -99,11 +101,11 @@ class ResultScreen:
 
         contributors: None: its norm does not matter.
         """
-        size = self._grid.size(index)
+        self.over_bound, size = "", self._grid.size(index)
         norm, limit = math.sqrt(self._codec.check(chunk, size)), self._limit(index, contributors)
         if limit < math.inf and norm > limit * self._codec.growth + SMALLEST * size**0.5:
-            detail = f"its result of chunk {index} has the norm {norm:.3g}; at most {limit:.3g} is possible"
-            raise CodecError(detail, "bound")
+            self.over_bound = f"its result of chunk {index} has the norm {norm:.3g}; at most {limit:.3g} is possible"
+            raise CodecError(self.over_bound, "bound")
 
     def _limit(self, index: int, contributors: Sequence[Contribution] | None) -> float:
         """Return the largest norm of the result of a chunk before it is encoded.
