@@ -191,7 +191,7 @@ MAX_WAITING = 16 << 20
 """Most bytes of data that rationed jobs wait with."""
 
 
-class Part(Protocol):
+class JobPart(Protocol):
     """Next part of a job. `cost`: in units of one check of a signature (0.15 ms), as of now."""
 
     @property
@@ -218,7 +218,7 @@ class SharedWork(Generic[Result]):
         """Result; only when `done`."""
         return self._result
 
-    def parts(self) -> Generator[Part, None, Result]:
+    def parts(self) -> Generator[JobPart, None, Result]:
         """Do what is left to do, part by part; return the result."""
         while not self.done:
             yield self
@@ -234,7 +234,7 @@ class SharedWork(Generic[Result]):
             self._result: Result = end.value
 
 
-def finish(parts: Generator[Part, None, Result]) -> Result:
+def finish(parts: Generator[JobPart, None, Result]) -> Result:
     """Do all parts of a job; return the result."""
     while True:
         try:
@@ -244,7 +244,7 @@ def finish(parts: Generator[Part, None, Result]) -> Result:
             return result
 
 
-async def in_turns(parts: Generator[Part, None, Result], turn: Callable[[], None] = lambda: None) -> Result:
+async def in_turns(parts: Generator[JobPart, None, Result], turn: Callable[[], None] = lambda: None) -> Result:
     """Do all parts of a job; after each BURST call `turn` and let other tasks of the event loop run."""
     spent = 0.0
     while True:
@@ -269,7 +269,7 @@ class RationedWork:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now, self._budget, self._ran_at = now, BURST, now()
-        self._jobs: dict[tuple[bytes, Hashable], tuple[Part, int, Generator[Part, None, None]]] = {}
+        self._jobs: dict[tuple[bytes, Hashable], tuple[JobPart, int, Generator[JobPart, None, None]]] = {}
         """By owner and name: the next part, size of the data, and the job."""
         self._used: dict[bytes, float] = {}
         """Cost of each owner's parts since the last time when no job waited."""
@@ -278,7 +278,7 @@ class RationedWork:
         """Return True if a job is not done yet."""
         return (owner, name) in self._jobs
 
-    def add(self, owner: bytes, name: Hashable, size: int, job: Generator[Part, None, None]) -> bool:
+    def add(self, owner: bytes, name: Hashable, size: int, job: Generator[JobPart, None, None]) -> bool:
         """Accept a job with `size` bytes of data; return False if it is refused.
 
         A job is refused if the last one of this name is not done, or if too much data waits and no other job is larger.

@@ -23,7 +23,7 @@ from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.data_planes.contributions import Summary, summarize
+from thinwire.collectives.rounds.data_planes.contributions import ContributionSummary, summarize
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory, round_of
 from thinwire.collectives.timing import GIVE_UP, TICK
@@ -178,7 +178,7 @@ class Averager:
         self.past, self.current, self._number = current, None, self._number + 1
         self._send_queue.begin(self._number)
 
-    def _encode(self, source: Flat, cut: Grid) -> tuple[list[Buffer], Summary]:
+    def _encode(self, source: Flat, cut: Grid) -> tuple[list[Buffer], ContributionSummary]:
         payloads: list[Buffer] = []
         scratch = np.empty(cut.chunk, np.float32)
         for index in range(len(cut)):

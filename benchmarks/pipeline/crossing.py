@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from thinwire.compression.boundary_codec import Boundary
-from thinwire.node.pipeline.model.section import Section
+from thinwire.node.pipeline.model.section import ModelSection
 from torch import Tensor, nn
 
 
@@ -29,13 +29,13 @@ class Crossing(torch.autograd.Function):
 
 
 class Staged(nn.Module):
-    """Whole model, as a Section with its ends, in stages of `shares` layers each.
+    """Whole model, as a `ModelSection` with its ends, in stages of `shares` layers each.
 
     It is called like a Transformer with targets, and returns the input of the head in place of the logits. In evaluation
     nothing is encoded.
     """
 
-    def __init__(self, section: Section, shares: Sequence[int], boundary: Boundary) -> None:
+    def __init__(self, section: ModelSection, shares: Sequence[int], boundary: Boundary) -> None:
         super().__init__()
         self.section, self.boundary = section, boundary
         self._last = {layers - 1 for layers in accumulate(shares)}

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from thinwire.node.pipeline.model.section import Section, cut
+from thinwire.node.pipeline.model.section import ModelSection, cut
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
 from thinwire.node.pipeline.recovery.checkfree import average
 from thinwire.node.pipeline.recovery.stage_source import FASTER
@@ -44,7 +44,7 @@ class Replica:
 
     def __init__(self, layers: int, width: int, context: int, inner: InnerConfig, seed: int, micros: int) -> None:
         model = Transformer(ModelConfig(256, layers=layers, width=width, heads=4, context=context), seed)
-        self.sections = [Section(model, part, not stage) for stage, part in enumerate(cut(layers, (1,) * layers))]
+        self.sections = [ModelSection(model, part, not stage) for stage, part in enumerate(cut(layers, (1,) * layers))]
         self.updates = [StageOptimizer(part, inner) for part in self.sections]
         self.norms, self._inner, self._paths, self._step = [0.0] * layers, inner, [tuple(range(layers))] * micros, 0
 
@@ -82,7 +82,7 @@ def _mean(one: torch.Tensor, two: torch.Tensor, norms: tuple[float, float]) -> t
     return torch.from_numpy(average(before, after, *norms)).view(one.shape)
 
 
-def _values(section: Section) -> list[torch.Tensor]:
+def _values(section: ModelSection) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in section.parameters()]
 
 

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from thinwire.node.pipeline.model.section import Section, cut
+from thinwire.node.pipeline.model.section import ModelSection, cut
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer, clipping
 from thinwire.node.pipeline.planner.path_search import search
 from thinwire.node.pipeline.planner.problem import Problem
@@ -53,7 +53,7 @@ def plans(length: int, micros: int, seed: int) -> Iterator[list[tuple[int, ...]]
         step += 1
 
 
-def gradient(sections: Sequence[Section], batches: Sequence[Batch], paths: Sequence[Sequence[int]]) -> float:
+def gradient(sections: Sequence[ModelSection], batches: Sequence[Batch], paths: Sequence[Sequence[int]]) -> float:
     """Add up the gradients of micro-batches over their paths; their mean loss."""
     total = 0.0
     for (tokens, targets), path in zip(batches, paths, strict=True):
@@ -64,7 +64,7 @@ def gradient(sections: Sequence[Section], batches: Sequence[Batch], paths: Seque
 
 
 def through(
-    sections: Sequence[Section], path: Sequence[int], tokens: torch.Tensor, targets: torch.Tensor
+    sections: Sequence[ModelSection], path: Sequence[int], tokens: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor:
     """The loss of a micro-batch that visits these stages."""
     x = sections[0].front(tokens)
@@ -99,9 +99,9 @@ def train(
     micros: int,
     batch: int,
     seed: int,
-) -> list[Section]:
+) -> list[ModelSection]:
     """The model's sections after `inner.steps` steps."""
-    sections = [Section(model, layers, not stage) for stage, layers in enumerate(cut(STAGES, (1,) * STAGES))]
+    sections = [ModelSection(model, layers, not stage) for stage, layers in enumerate(cut(STAGES, (1,) * STAGES))]
     updates = [StageOptimizer(part, inner) for part in sections]
     source = Batches(data, batch, range(SHARDS))
     paths_of_steps = plans(length, micros, seed)
@@ -113,7 +113,7 @@ def train(
     return sections
 
 
-def perplexities(sections: Sequence[Section], data: Split, count: int = 8) -> tuple[float, float]:
+def perplexities(sections: Sequence[ModelSection], data: Split, count: int = 8) -> tuple[float, float]:
     """Return the perplexity with all stages, and with the first and any two others."""
     halves = [(0, *pair) for pair in combinations(range(1, STAGES), STAGES // 2 - 1)]
     full, half = [], []

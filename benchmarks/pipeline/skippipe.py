@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.boundary_codec import Boundary
-from thinwire.node.pipeline.model.section import Section
+from thinwire.node.pipeline.model.section import ModelSection
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
 from thinwire.node.pipeline.planner.problem import Problem, UnarrangedProblem, load
@@ -120,7 +120,7 @@ class Replica:
         if self.plan is not None:
             route_planner = RoutePlanner(self.measurements, room=self.room, emit=common["emit"], **self.plan)
         self.origin = Origin(
-            cast(Section, own), StageOptimizer(own, INNER), self.boundary, StageHolders(holders),
+            cast(ModelSection, own), StageOptimizer(own, INNER), self.boundary, StageHolders(holders),
             patience=Timeouts(loop.time, first=900.0, least=200.0),
             window=self.window or self.micros, route_planner=route_planner, **common,
         )  # fmt: skip

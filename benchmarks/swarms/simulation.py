@@ -27,7 +27,7 @@ from thinwire.sims.network.packets import Packer, Packet
 from thinwire.sims.network.regions import REGIONS
 from thinwire.sims.scenario.parser import load
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
-from thinwire.sims.simulation.world import Run, simulate
+from thinwire.sims.simulation.world import SimulatedRun, simulate
 from thinwire.sims.trials import trial
 from thinwire.swarm.frame import Frame
 
@@ -128,7 +128,7 @@ def swarm(steps: int, duration: float, count: int = PEERS) -> Scenario:
     return Scenario("figures", 1, duration, manifest, peers, parameters=1500, jitter=0.2, interval=10.0)
 
 
-def spent(scenario: Scenario, **options: Any) -> tuple[float, Run]:
+def spent(scenario: Scenario, **options: Any) -> tuple[float, SimulatedRun]:
     """CPU seconds that a simulation takes. Raises RuntimeError if it violates an invariant."""
     before = time.process_time()
     run = simulate(scenario, **options)
@@ -138,7 +138,7 @@ def spent(scenario: Scenario, **options: Any) -> tuple[float, Run]:
     return seconds, run
 
 
-def rounds(run: Run) -> str:
+def rounds(run: SimulatedRun) -> str:
     """Mean number of rounds of a peer, as text."""
     last = [one.round for one in run.journal.samples[-1].peers if one is not None]
     return f"{sum(last) / len(last):.0f} rounds each"

@@ -19,7 +19,7 @@ from thinwire.collectives.costs.access_links import MBIT
 from thinwire.sims.network.regions import Path
 from thinwire.sims.planner.site_bytes import butterfly_bytes, hierarchy_bytes
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
-from thinwire.sims.simulation.world import Run, simulate
+from thinwire.sims.simulation.world import SimulatedRun, simulate
 
 from benchmarks.support import machine
 
@@ -65,7 +65,7 @@ def scenario(options: argparse.Namespace, topology: str) -> Scenario:
     )
 
 
-def seconds_of(run: Run, computing: float) -> list[float]:
+def seconds_of(run: SimulatedRun, computing: float) -> list[float]:
     """From the last announcement to the last commit, round by round from the second; a round's steps take `computing`."""
     ends: dict[int, float] = {}
     for event in run.journal.events:

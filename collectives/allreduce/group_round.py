@@ -21,7 +21,7 @@ from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import sign_message, verify_message
-from thinwire.swarm.messages.registry import OPERATIONS, Message, PeerId, Plan
+from thinwire.swarm.messages.registry import OPERATIONS, AveragePlan, Message, PeerId
 from thinwire.swarm.rendezvous_hash import leader_order
 
 MAX_CALL_WEIGHT = 2**31
@@ -46,7 +46,7 @@ def group_round(
     context: PeerContext,
     group: Group,
     key: tuple[int, int],
-    plan: Plan,
+    plan: AveragePlan,
     share: LocalPart,
     *,
     patience: float,

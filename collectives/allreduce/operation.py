@@ -23,12 +23,12 @@ from thinwire.collectives.allreduce.rendezvous import PeerContext, Rendezvous
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.quorum import enough
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.data_planes.contributions import Summary
+from thinwire.collectives.rounds.data_planes.contributions import ContributionSummary
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.timing import GIVE_UP
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import MAX_GROUP, Ask, Call, NextNumber, PeerId, Plan, Ready
+from thinwire.swarm.messages.registry import MAX_GROUP, Ask, AveragePlan, Call, NextNumber, PeerId, Ready
 
 LOGGER = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Operation:
         context: PeerContext,
         name: str,
         number: int,
-        plan: Plan,
+        plan: AveragePlan,
         share: LocalPart,
         *,
         fresh: bool,
@@ -301,7 +301,7 @@ class Operation:
             weight=self._share.weight,
             loss=0.0,
             speed=0.0,
-            summary=Summary(self._share.hashes),
+            summary=ContributionSummary(self._share.hashes),
         )
         self._attempt = current.attempt
         if again:

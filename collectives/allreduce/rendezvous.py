@@ -17,7 +17,7 @@ from thinwire.collectives.allreduce.signature import difference
 from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.swarm.identity.identity import Identity
-from thinwire.swarm.messages.registry import MAX_GROUP, Call, Digest, PeerId, Plan
+from thinwire.swarm.messages.registry import MAX_GROUP, AveragePlan, Call, Digest, PeerId
 from thinwire.swarm.rendezvous_hash import leader_order
 
 
@@ -55,7 +55,7 @@ class Rendezvous:
     the group if the one whose turn it is has not.
     """
 
-    def __init__(self, context: PeerContext, plan: Plan, *, grace: float, patience: float) -> None:
+    def __init__(self, context: PeerContext, plan: AveragePlan, *, grace: float, patience: float) -> None:
         self.calls: dict[PeerId, Call] = {}
         """Last call of each other peer with the same plan."""
         self._called_at: dict[PeerId, float] = {}  # when the first call of each of them arrived

@@ -19,7 +19,7 @@ from thinwire.collectives.allreduce.group_round import LocalPart, key_of
 from thinwire.collectives.allreduce.operation import Operation, OperationResult
 from thinwire.collectives.allreduce.rendezvous import PeerContext
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import OPERATIONS, Call, Message, NextNumber, PeerId, Plan
+from thinwire.swarm.messages.registry import OPERATIONS, AveragePlan, Call, Message, NextNumber, PeerId
 
 Args = TypeVarTuple("Args")
 
@@ -65,7 +65,7 @@ class AllreduceService:
         self._last_partners: dict[str, frozenset[PeerId]] = {}  # contributors of the last operation of a name
         self._reported: dict[PeerId, OrderedDict[str, int]] = {}  # next number of each name that a peer reports
 
-    def begin(self, name: str, plan: Plan, share: LocalPart, *, grace: float) -> Operation:
+    def begin(self, name: str, plan: AveragePlan, share: LocalPart, *, grace: float) -> Operation:
         """Start an operation; its result arrives in `ended`. Raises ValueError if too many are in progress."""
         if len(self.running()) >= AT_ONCE:
             raise ValueError(f"{AT_ONCE} averages are in progress: wait until some of them finish")

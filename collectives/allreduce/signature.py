@@ -8,7 +8,7 @@ from math import prod
 import blake3
 import msgspec
 from thinwire.swarm.identity.identity import short
-from thinwire.swarm.messages.registry import MAX_TENSORS, PeerId, Plan, Tensor
+from thinwire.swarm.messages.registry import MAX_TENSORS, AveragePlan, PeerId, Tensor
 
 LONGEST_KEY = 128
 """Most characters of a tensor's key."""
@@ -16,7 +16,9 @@ LONGEST_KEY = 128
 MOST_DIMENSIONS = 32
 
 
-def plan_of(op: str, element: str, codec: str, least: int, tensors: Sequence[tuple[str, tuple[int, ...]]]) -> Plan:
+def plan_of(
+    op: str, element: str, codec: str, least: int, tensors: Sequence[tuple[str, tuple[int, ...]]]
+) -> AveragePlan:
     """Return the plan for tensors with these keys and shapes.
 
     Raises ValueError if a key or shape is too long.
@@ -28,10 +30,10 @@ def plan_of(op: str, element: str, codec: str, least: int, tensors: Sequence[tup
             )
     whole = blake3.blake3(msgspec.msgpack.encode(list(tensors))).digest()
     named = tuple(Tensor(key, shape) for key, shape in tensors[:MAX_TENSORS])
-    return Plan(op, element, codec, least, sum(prod(shape) for _, shape in tensors), len(tensors), named, whole)
+    return AveragePlan(op, element, codec, least, sum(prod(shape) for _, shape in tensors), len(tensors), named, whole)
 
 
-def difference(ours: Plan, theirs: Plan, peer: PeerId) -> str:
+def difference(ours: AveragePlan, theirs: AveragePlan, peer: PeerId) -> str:
     """Return a readable description of the difference between two plans."""
     who = f"peer {short(peer)}"
     for what, mine, other in (

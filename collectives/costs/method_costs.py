@@ -20,7 +20,7 @@ from thinwire.collectives.costs.exchange_bytes import (
 )
 from thinwire.collectives.costs.gossip_time import pair_time, usual_bytes
 from thinwire.collectives.costs.round_time import PlannedPeer, RoundTime, round_time
-from thinwire.collectives.costs.utilisation import FRAGMENT, Schedule, Workload, utilisation
+from thinwire.collectives.costs.utilisation import FRAGMENT, ExchangeSchedule, TrainingWorkload, utilisation
 from thinwire.collectives.gossip.owner_group import MESH
 from thinwire.collectives.gossip.pair_codec import PairCodec
 from thinwire.collectives.topology import relay_plan
@@ -104,17 +104,17 @@ def gossip_bits(question: Question) -> float:
     return (owned if how.averaged else size - 1) * fast + owned * slow
 
 
-def bits_both_ways(question: Question) -> dict[str, tuple[Schedule, float]]:
+def bits_both_ways(question: Question) -> dict[str, tuple[ExchangeSchedule, float]]:
     """Return schedule and bits per parameter in each direction of one exchange, by method name."""
     peers, every, dense = question.peers, question.every, bits(question)
     around = butterfly_bytes(8, 1, peers)
     return {
-        "data parallel, fp32": (Schedule(), around * 32),
-        "diloco": (Schedule(every), around * dense),
-        "streaming, overlap 0": (Schedule(every, streaming=True), around * dense),
-        "streaming, overlap 1": (Schedule(every, streaming=True, overlap=1), around * dense),
-        "sparseloco": (Schedule(every), _sparse_bytes(8, peers, _kept_bits(question))[0]),
-        "noloco": (Schedule(every), gossip_bits(question)),
+        "data parallel, fp32": (ExchangeSchedule(), around * 32),
+        "diloco": (ExchangeSchedule(every), around * dense),
+        "streaming, overlap 0": (ExchangeSchedule(every, streaming=True), around * dense),
+        "streaming, overlap 1": (ExchangeSchedule(every, streaming=True, overlap=1), around * dense),
+        "sparseloco": (ExchangeSchedule(every), _sparse_bytes(8, peers, _kept_bits(question))[0]),
+        "noloco": (ExchangeSchedule(every), gossip_bits(question)),
     }
 
 
@@ -156,10 +156,10 @@ def _steps(question: Question) -> tuple[float, float]:
     return total / question.peers, max(machine.step for machine in question.machines)
 
 
-def _overlapped(question: Question, schedule: Schedule, seconds: float) -> float:
+def _overlapped(question: Question, schedule: ExchangeSchedule, seconds: float) -> float:
     """Return the utilisation if a full exchange needs `seconds` of the network while computing continues."""
     mean, slowest = _steps(question)
-    work = Workload(question.parameters, question.layers, slowest)
+    work = TrainingWorkload(question.parameters, question.layers, slowest)
     transfer = np.array([seconds / question.layers])
     return float(utilisation(work, schedule, transfer, HOPS * question.latency)[0]) * mean / slowest
 
@@ -179,7 +179,7 @@ def _data_parallel(question: Question) -> MethodCosts:
         moved,
         seconds + HOPS * question.latency,
         4.0 * question.parameters,
-        lambda every: _overlapped(question, Schedule(), seconds),
+        lambda every: _overlapped(question, ExchangeSchedule(), seconds),
     )
 
 
@@ -210,7 +210,7 @@ def _streaming(question: Question, overlap: int) -> MethodCosts:
         moved,
         seconds + HOPS * question.latency,
         8.0 * question.parameters + 3 * question.parameters * bits(question) / 8 / fragments,
-        lambda every: _overlapped(question, Schedule(every, True, overlap), seconds),
+        lambda every: _overlapped(question, ExchangeSchedule(every, True, overlap), seconds),
         here=True,
     )
 

@@ -25,7 +25,7 @@ WARM_UP, MEASURED = 20, 40
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class TrainingWorkload:
     """Training workload: parameters, layers, and seconds of one inner step."""
 
     parameters: float
@@ -34,7 +34,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class ExchangeSchedule:
     """Schedule of the exchange of layers.
 
     every: H, inner steps between two exchanges of a layer (1: data parallel training). streaming: strided fragments of
@@ -60,7 +60,7 @@ class Schedule:
 
 
 def utilisation(
-    work: Workload, schedule: Schedule, transfer: NDArray[np.float64], latency: float = 0.0
+    work: TrainingWorkload, schedule: ExchangeSchedule, transfer: NDArray[np.float64], latency: float = 0.0
 ) -> NDArray[np.float64]:
     """Return the fraction of time spent computing in steady state, for each of several network speeds.
 

@@ -17,7 +17,7 @@ import msgspec
 from thinwire.collectives.consensus.farewells import departed
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.data_planes.contributions import Summary
+from thinwire.collectives.rounds.data_planes.contributions import ContributionSummary
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
 from thinwire.collectives.rounds.repair import Paced, Repair, ResultServer
 from thinwire.collectives.timing import MAX_TRANSFER, STALL
@@ -108,7 +108,13 @@ class Round:
     # --- our own contribution
 
     def announce(
-        self, source: Sequence[Buffer], *, weight: int, loss: float, speed: float, summary: Summary | None = None
+        self,
+        source: Sequence[Buffer],
+        *,
+        weight: int,
+        loss: float,
+        speed: float,
+        summary: ContributionSummary | None = None,
     ) -> None:
         """Take part with the encoded chunks `source` (grid order; must not change before the round ends).
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 
-from thinwire.collectives.blocking_work import Part, in_turns
+from thinwire.collectives.blocking_work import JobPart, in_turns
 from thinwire.collectives.state_sync.state_offers import Offered, Offers
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import PeerId, StateOffer
@@ -28,14 +28,14 @@ LAST_ROUND = 2**32 - 2
 StateMessage = tuple[PeerId, Offered | Frame | None]
 """A peer's offer, or another message about its state, or None if the link to the peer is lost."""
 
-Accept = Callable[[Offered], Generator[Part, None, bool]]
+Accept = Callable[[Offered], Generator[JobPart, None, bool]]
 """Check in parts whether this peer can use a state, and its chain proves it."""
 
 Choose = Callable[[Offers], tuple[tuple[PeerId, ...], bool]]
 """Choice of the peers with the best offer, and True if it is not necessary to wait for others."""
 
 
-def accept_all(offered: Offered) -> Generator[Part, None, bool]:
+def accept_all(offered: Offered) -> Generator[JobPart, None, bool]:
     """Accept every offer."""
     yield from ()
     return True

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import blake3
-from thinwire.collectives.blocking_work import Part, SharedWork, finish
+from thinwire.collectives.blocking_work import JobPart, SharedWork, finish
 from thinwire.collectives.consensus.chain import Check, Configuration, Proving, Trusted, decoded
 from thinwire.collectives.consensus.proposal import lives_of
 from thinwire.compression.core.types import Buffer
@@ -52,14 +52,14 @@ class ReceivedChain:
         """True if the check has ended without an error."""
         return self._proving is not None and self._proving.done and self._proving.result is not None
 
-    def decode(self) -> Generator[Part, None, Chain | None]:
+    def decode(self) -> Generator[JobPart, None, Chain | None]:
         """Return the chain, or None if the bytes have another form."""
         chain = yield from self._decoding.parts()
         if chain is None:
             self._useless()
         return chain
 
-    def prove(self, trusted: Trusted) -> Generator[Part, None, Configuration | None]:
+    def prove(self, trusted: Trusted) -> Generator[JobPart, None, Configuration | None]:
         """Return what the chain proves if its beginning is trusted; only after `decode`."""
         chain = self._decoding.result
         if not chain or not trusted(chain[0].fork):

@@ -29,7 +29,7 @@ from thinwire.node.membership.presence import Topic
 from thinwire.node.peer.peer import Peer
 from thinwire.node.runtime.loop_thread import LoopThread
 from thinwire.swarm.identity.errors import HintedError
-from thinwire.swarm.messages.registry import MAX_GROUP, Plan
+from thinwire.swarm.messages.registry import MAX_GROUP, AveragePlan
 from torch import Tensor
 
 One: TypeAlias = Tensor | NDArray[Any] | float | int
@@ -143,7 +143,7 @@ class Prepared(Generic[Some]):
     """Prepared operation: the plan that peers must agree on, and this peer's input."""
 
     package: Package[Some]
-    plan: Plan
+    plan: AveragePlan
     share: LocalPart
 
     def value(self, ended: OperationResult) -> Some:

@@ -37,7 +37,7 @@ SIZES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class MethodForLink:
     """Method that suits a kind of link of the slowest peer.
 
     share: of the uplink, for the limit of outgoing data; 1: no limit.
@@ -52,10 +52,10 @@ class Link:
 
 _SPARSE = "topk(k=64,chunk=4096)|2bit|rice"
 LINKS = {
-    "office": Link("diloco", 20, "int8(block=256)", "a quarter of the bytes of fp32 is small enough"),
-    "fibre": Link("diloco", 50, "int4(block=256)", "an eighth of the bytes of fp32"),
-    "cable": Link("sparseloco", 50, _SPARSE, "about 1/200 of the bytes of fp32", 0.8),
-    "dsl": Link("sparseloco", 100, _SPARSE, "rare exchanges of 1/200 of the bytes", 0.8),
+    "office": MethodForLink("diloco", 20, "int8(block=256)", "a quarter of the bytes of fp32 is small enough"),
+    "fibre": MethodForLink("diloco", 50, "int4(block=256)", "an eighth of the bytes of fp32"),
+    "cable": MethodForLink("sparseloco", 50, _SPARSE, "about 1/200 of the bytes of fp32", 0.8),
+    "dsl": MethodForLink("sparseloco", 100, _SPARSE, "rare exchanges of 1/200 of the bytes", 0.8),
 }
 """Kinds of links that `init` offers, all in ACCESS."""
 

@@ -53,7 +53,7 @@ class InviteNeeded(HintedError):
     exit_code: ClassVar[int] = 5
 
 
-class Source(Protocol):
+class DirectorySource(Protocol):
     """One directory. All methods raise DirectoryError if it does not work now."""
 
     name: str
@@ -95,7 +95,12 @@ class Directory:
     """All sources together; one that fails is reported through `warn` and left out."""
 
     def __init__(
-        self, sources: Sequence[Source], *, wall: Callable[[], float], rng: random.Random, warn: Callable[[str], None]
+        self,
+        sources: Sequence[DirectorySource],
+        *,
+        wall: Callable[[], float],
+        rng: random.Random,
+        warn: Callable[[str], None],
     ) -> None:
         self._sources, self.wall, self._rng, self._warn = sources, wall, rng, warn
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from thinwire.node.discovery.dht_source import DhtSource, child_command
 from thinwire.node.discovery.lan_source import LanSource
-from thinwire.node.discovery.public_runs import Directory, Source
+from thinwire.node.discovery.public_runs import Directory, DirectorySource
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.runtime.load_settings import Config
 
@@ -29,7 +29,7 @@ def open_directory(
     addresses of that node, and True if it has begun a DHT alone.
     """
     rng = random.Random(os.urandom(16))
-    sources: list[Source] = []
+    sources: list[DirectorySource] = []
     if lan:
         sources.append(LanSource(config.host))
     if public:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Generator
 from functools import partial
 
-from thinwire.collectives.blocking_work import Part
+from thinwire.collectives.blocking_work import JobPart
 from thinwire.collectives.consensus.quorum import enough
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
@@ -214,7 +214,7 @@ class CatchUp:
             lineages.drop(leaders)
         return fetched
 
-    def _useful(self, offered: Offered, *, behind: bool) -> Generator[Part, None, bool]:
+    def _useful(self, offered: Offered, *, behind: bool) -> Generator[JobPart, None, bool]:
         """Check in parts whether a state should replace ours, and its chain proves it."""
         replica, chain = self._replica, offered.chain
         if not self._outdated and replica.chain:
@@ -227,7 +227,7 @@ class CatchUp:
                 return False
         return (yield from self._proves(offered))
 
-    def _proves(self, offered: Offered) -> Generator[Part, None, bool]:
+    def _proves(self, offered: Offered) -> Generator[JobPart, None, bool]:
         trusted = (lambda fork: True) if self._outdated else self._lineages.trusted
         return matches(offered.offer, (yield from offered.received.prove(trusted)))
 

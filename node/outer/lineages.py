@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator
 
-from thinwire.collectives.blocking_work import Part
+from thinwire.collectives.blocking_work import JobPart
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.state_sync.state_offers import ReceivedChains
 from thinwire.compression.core.types import Buffer
@@ -87,7 +87,7 @@ class Lineages:
         else:
             self._missed.add(peer)
 
-    def _examine(self, peer: PeerId, head: Head, data: bytes) -> Generator[Part, None, None]:
+    def _examine(self, peer: PeerId, head: Head, data: bytes) -> Generator[JobPart, None, None]:
         """Check the chain of a peer, if it would change something, in parts, see RationedWork."""
         received = self._received.find(data, self._fragment)
         chain = yield from received.decode()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.data_planes.contributions import Summary
+from thinwire.collectives.rounds.data_planes.contributions import ContributionSummary
 from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.collectives.timing import GIVE_UP
 from thinwire.compression.device import HOST
@@ -190,7 +190,7 @@ class OuterLoop(ReplicaLoop):
                 encoded = await self._encoded()
             except FloatingPointError as error:
                 session.report("unsent", str(error))
-                encoded = [], Summary(b"")
+                encoded = [], ContributionSummary(b"")
             payloads, summary = encoded
             average = partial(
                 session.average,
@@ -302,12 +302,12 @@ class OuterLoop(ReplicaLoop):
         self._when_settled.clear()
         self._settling = None
 
-    async def _encoded(self) -> tuple[list[memoryview], Summary]:
+    async def _encoded(self) -> tuple[list[memoryview], ContributionSummary]:
         """Encode the contribution; from now on the host does so if the GPU has no room.
 
         Raises FloatingPointError.
         """
-        encoded: tuple[list[memoryview], Summary]
+        encoded: tuple[list[memoryview], ContributionSummary]
         self.session.make_room()
         try:
             encoded = await self.work(self._encode)
@@ -317,7 +317,7 @@ class OuterLoop(ReplicaLoop):
             encoded = await self.work(self._encode)
         return encoded
 
-    def _encode(self) -> tuple[list[memoryview], Summary]:
+    def _encode(self) -> tuple[list[memoryview], ContributionSummary]:
         session, replica = self.session, self.replica
         attempt = session.current.attempt + 1
         peers = {*replica.members, *filter(lambda one: not session.trials.on_trial(one), session.ready), session.me}

@@ -15,7 +15,7 @@ from typing import Any
 
 from thinwire.collectives.consensus.chain import checked
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.data_planes.contributions import Summary
+from thinwire.collectives.rounds.data_planes.contributions import ContributionSummary
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import MAX_PENDING
 from thinwire.collectives.state_sync.state_offers import ReceivedChains
@@ -190,7 +190,7 @@ class RoundSession(ReplicaSession):
         weight: int,
         loss: float,
         speed: float,
-        summary: Summary | None = None,
+        summary: ContributionSummary | None = None,
         give_up: float | None = None,
     ) -> Outcome:
         """Average our encoded pseudo-gradient with the peers of the round in progress.

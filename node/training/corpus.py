@@ -77,7 +77,7 @@ class Corpus:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TextSource:
     """Origin of text: `path`, or the `dataset` of Hugging Face; the standard library if it has neither.
 
     field: key of the text in JSON lines and records, or the type of the token ids in .bin files; "": the usual one.
@@ -88,19 +88,19 @@ class Source:
     field: str = ""
 
 
-def source_of(data: str | Path | None) -> Source:
+def source_of(data: str | Path | None) -> TextSource:
     """Return the source of a setting: "PATH", "PATH#FIELD", "hf:NAME", "hf:NAME:CONFIGURATION#FIELD".
 
     Raises DataError for a name of nothing.
     """
     if data is None or isinstance(data, Path):
-        return Source(data)
+        return TextSource(data)
     name, _, field = data.rpartition("#")
     if not name or (not data.startswith(HF) and Path(data).exists()):  # a name may have a "#"
         name, field = data, ""
     if name.startswith(HF) and not name.removeprefix(HF).partition(":")[0]:
         raise DataError(f"{data!r} names no data set", "name one: hf:NAME or hf:NAME:CONFIGURATION")
-    return Source(None, name.removeprefix(HF), field) if name.startswith(HF) else Source(Path(name), "", field)
+    return TextSource(None, name.removeprefix(HF), field) if name.startswith(HF) else TextSource(Path(name), "", field)
 
 
 class Progress:
@@ -170,7 +170,7 @@ class _Text:
     size: int = 0
 
 
-def _text_files(files: list[Path], source: Source, tokenizer: Tokenizer) -> _Text:
+def _text_files(files: list[Path], source: TextSource, tokenizer: Tokenizer) -> _Text:
     root = source.path if source.path is not None and source.path.is_dir() else files[0].parent
     field = source.field or FIELD
 
@@ -183,7 +183,7 @@ def _text_files(files: list[Path], source: Source, tokenizer: Tokenizer) -> _Tex
     return _Text(str(source.path or root), identity, documents, sum(file.stat().st_size for file in files))
 
 
-def _data_set(source: Source, tokenizer: Tokenizer) -> _Text:
+def _data_set(source: TextSource, tokenizer: Tokenizer) -> _Text:
     """Return the text of a data set's training part, which is read record by record. Raises DataError."""
     try:
         import datasets

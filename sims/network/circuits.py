@@ -17,7 +17,7 @@ from thinwire.collectives.transport.circuits.splice import End
 from thinwire.collectives.transport.circuits.ticket import name_of
 from thinwire.collectives.transport.interface import RESET, Loan
 from thinwire.collectives.transport.rate_limit import RateLimit
-from thinwire.sims.network.link import Endpoint, Fabric, Link, Pipe, path_of
+from thinwire.sims.network.link import Endpoint, Fabric, Pipe, SimLink, path_of
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import PeerId, Refuse
 
@@ -32,7 +32,7 @@ class CircuitFabric(Fabric, Protocol):
     connections: dict[Connection, None]
 
 
-class Relay(Endpoint, Protocol):
+class RelayTransport(Endpoint, Protocol):
     """Transport of a peer that may relay."""
 
     circuits: Circuits | None
@@ -44,7 +44,7 @@ class Connection(asyncio.Transport):
     `opened`: True once the relay has both ends, False if it closes before. `link`: the link that uses it.
     """
 
-    def __init__(self, net: CircuitFabric, visitor: Endpoint, relay: Relay, end: End) -> None:
+    def __init__(self, net: CircuitFabric, visitor: Endpoint, relay: RelayTransport, end: End) -> None:
         super().__init__()
         self.visitor, self.relay, self.end = visitor, relay, end
         self.opened: asyncio.Future[bool] = net.loop.create_future()
@@ -124,7 +124,7 @@ class Connection(asyncio.Transport):
             self.visitor.lose(self.link, reason)
 
 
-class RelayedLink(Link):
+class RelayedLink(SimLink):
     """Link over a circuit, through the relay of two connections; the first one's visitor has made it.
 
     Each pipe consists of two. A packet of bulk data leaves the relay while it still arrives.
@@ -183,7 +183,7 @@ class RelayedLink(Link):
             if self.up:  # the relay may have passed on all that it lends
                 onward.uplink.send(onward, packet)
 
-    async def _wait(self, relay: Relay) -> None:
+    async def _wait(self, relay: RelayTransport) -> None:
         """Wait until the relay's process runs again; the link breaks if that takes too long."""
         try:
             async with asyncio.timeout(self._net.patience):
@@ -201,10 +201,10 @@ class RelayedLink(Link):
 # --- the product's circuits on the simulated network
 
 
-class Visitor(Relay, Protocol):
+class Visitor(RelayTransport, Protocol):
     """Transport of a peer that uses circuits."""
 
-    async def send_over(self, link: Link, frame: Frame) -> bool:
+    async def send_over(self, link: SimLink, frame: Frame) -> bool:
         """Send a frame over a link; return False if the link is lost."""
         ...
 
@@ -214,7 +214,7 @@ class _Neighbour:
     """Link of a peer, as the product's circuits see it."""
 
     end: Visitor
-    link: Link
+    link: SimLink
 
     @property
     def dialled(self) -> bool:
@@ -249,7 +249,7 @@ class _Neighbours(Mapping[PeerId, _Neighbour]):
         return len(self._end.links)
 
 
-Connect = Callable[[str], Awaitable[Relay | Refuse]]
+Connect = Callable[[str], Awaitable[RelayTransport | Refuse]]
 """Connect to an address, and return the transport that listens there."""
 
 

@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Protocol, cast
 
 import msgspec
-from thinwire.collectives.transport.circuits.circuits import GATE, Route
+from thinwire.collectives.transport.circuits.circuits import GATE, DialRoute
 from thinwire.collectives.transport.circuits.limits import CircuitLimits
 from thinwire.collectives.transport.interface import Admit, Contact
-from thinwire.sims.network.circuits import CircuitFabric, Connection, Relay
+from thinwire.sims.network.circuits import CircuitFabric, Connection, RelayTransport
 from thinwire.sims.network.partitions import Partitions
 from thinwire.sims.network.translator import Translator
 from thinwire.swarm import frame as frames
@@ -36,7 +36,7 @@ class Network(CircuitFabric, Protocol):
     holds: Partitions
 
     @property
-    def places(self) -> Mapping[str, Host]:
+    def places(self) -> Mapping[str, AddressedTransport]:
         """Transports by address."""
         ...
 
@@ -53,7 +53,7 @@ class Network(CircuitFabric, Protocol):
         ...
 
 
-class Host(Relay, Protocol):
+class AddressedTransport(RelayTransport, Protocol):
     """Transport of a peer at an address, behind a translator or not (None)."""
 
     alive: bool
@@ -65,7 +65,7 @@ class Host(Relay, Protocol):
 
     def learn(self, record: PeerRecord) -> None: ...
 
-    def connect(self, host: Host, circuit: tuple[Connection, Connection] | None) -> None:
+    def connect(self, host: AddressedTransport, circuit: tuple[Connection, Connection] | None) -> None:
         """Open a link, over a circuit or directly (None)."""
         ...
 
@@ -74,7 +74,13 @@ class Handshakes:
     """Handshakes of one transport. `hello`: shown at gates."""
 
     def __init__(
-        self, net: Network, own: Host, identity: Identity, admit: Admit, address: str, hello: Callable[[], Hello]
+        self,
+        net: Network,
+        own: AddressedTransport,
+        identity: Identity,
+        admit: Admit,
+        address: str,
+        hello: Callable[[], Hello],
     ) -> None:
         self._net, self._own, self._identity = net, own, identity
         self._admit, self._address, self._hello = admit, address, hello
@@ -101,7 +107,7 @@ class Handshakes:
         except TimeoutError:
             return Refuse("unreachable", f"{contact.address} did not answer")
 
-    async def send_hello_over(self, record: PeerRecord, name: str, route: Route) -> Welcome | Refuse:
+    async def send_hello_over(self, record: PeerRecord, name: str, route: DialRoute) -> Welcome | Refuse:
         """Send a Hello over a circuit and open a link; `name` of the relay is for messages."""
         try:
             near, _ = await route.open(asyncio.Protocol, GATE)
@@ -110,7 +116,7 @@ class Handshakes:
         assert isinstance(near, Connection)
         far = near.end.splice.other(near.end)
         assert far is not None and isinstance(far.transport, Connection)
-        host = cast(Host, far.transport.visitor)
+        host = cast(AddressedTransport, far.transport.visitor)
         try:
             contact = Contact(name, record.transport_key)
             return await self._greeted(contact, self._hello(), host, (near, far.transport))
@@ -118,7 +124,7 @@ class Handshakes:
             if near.link is None:
                 near.leave()
 
-    async def connect(self, address: str) -> Host | Refuse:
+    async def connect(self, address: str) -> AddressedTransport | Refuse:
         """Connect to an address, as TCP does; return the transport that listens there."""
         net, own = self._net, self._own
         host = net.places.get(address)
@@ -144,12 +150,12 @@ class Handshakes:
         self,
         contact: Contact,
         hello: Hello,
-        host: Host,
+        host: AddressedTransport,
         circuit: tuple[Connection, Connection] | None,
     ) -> Welcome | Refuse:
         """Exchange Hello and Welcome with a peer, over a circuit or directly (None), and open a link."""
         own = self._own
-        path: tuple[Relay, ...] = (own, host) if circuit is None else (own, circuit[0].relay, host)
+        path: tuple[RelayTransport, ...] = (own, host) if circuit is None else (own, circuit[0].relay, host)
         await self._cross(path, hello)
         await host.awake.wait()
         source = split_address(self._address)[0] if circuit is None else ""
@@ -174,7 +180,7 @@ class Handshakes:
         own.connect(host, circuit)
         return answer
 
-    async def _cross(self, path: Sequence[Relay], message: Message | None = None) -> None:
+    async def _cross(self, path: Sequence[RelayTransport], message: Message | None = None) -> None:
         """Let one packet of a handshake travel along a path; a cut holds it."""
         size, net = frames.HEADER_BYTES + len(_encode(message)) if message else 0, self._net
         for source, sink in pairwise(path):

@@ -94,9 +94,9 @@ class Endpoint(Protocol):
     peaks: list[int]
     awake: asyncio.Event
     known: dict[PeerId, PeerRecord]
-    links: dict[PeerId, Link]
+    links: dict[PeerId, SimLink]
 
-    def has(self, link: Link) -> bool:
+    def has(self, link: SimLink) -> bool:
         """Return True while this end still holds the link."""
         ...
 
@@ -104,11 +104,11 @@ class Endpoint(Protocol):
         """Take a frame of `size` bytes that has arrived through a pipe."""
         ...
 
-    def lose(self, link: Link, reason: str) -> None:
+    def lose(self, link: SimLink, reason: str) -> None:
         """Take note that a link broke."""
         ...
 
-    def replace(self, link: Link, record: PeerRecord | None) -> None:
+    def replace(self, link: SimLink, record: PeerRecord | None) -> None:
         """Give up a link: its other end has a link to another process with our key, which shows this record."""
         ...
 
@@ -153,7 +153,7 @@ class Pipe:
     )  # fmt: skip
 
     def __init__(
-        self, link: Link, source: Endpoint, sink: Endpoint, path: Path, bulk: bool, entry: Pipe | None = None
+        self, link: SimLink, source: Endpoint, sink: Endpoint, path: Path, bulk: bool, entry: Pipe | None = None
     ) -> None:
         self.onward: Pipe | None = None
         self.entry = entry
@@ -238,7 +238,7 @@ def spoil(pipe: Pipe, how: str) -> None:
         last.spoiled = True
 
 
-class Link:
+class SimLink:
     """Connection between two peers, made by the first. An end holds it while it believes it to be up."""
 
     __slots__ = ("ends", "_paths", "_pipes")  # a thousand peers have half a million links

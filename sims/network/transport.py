@@ -13,7 +13,7 @@ from thinwire.collectives.transport.interface import REFUSED, RELAY_DEAD, RELAY_
 from thinwire.sims.network.circuits import Connection, RelayedLink, circuits_of
 from thinwire.sims.network.handshake import Handshakes, Network
 from thinwire.sims.network.inbox import Inbox
-from thinwire.sims.network.link import Downlink, Endpoint, Gateway, Link, LinkTraffic, Pipe, Uplink
+from thinwire.sims.network.link import Downlink, Endpoint, Gateway, LinkTraffic, Pipe, SimLink, Uplink
 from thinwire.sims.network.packets import Packer
 from thinwire.sims.network.translator import Translator
 from thinwire.swarm.frame import Frame
@@ -51,7 +51,7 @@ class SimTransport:
         self.awake = asyncio.Event()
         self.awake.set()
         self.known: dict[PeerId, PeerRecord] = {}
-        self.links: dict[PeerId, Link] = {}
+        self.links: dict[PeerId, SimLink] = {}
         self.handshakes = Handshakes(net, self, identity, admit, address, self._own_hello)
         connect, limits = self.handshakes.connect, net.circuits
         self.circuits = None if limits is None else circuits_of(net, self, limits, connect, net.draw)
@@ -98,7 +98,7 @@ class SimTransport:
         link = self.links.get(to)
         return link is not None and await self.send_over(link, frame)
 
-    async def send_over(self, link: Link, frame: Frame) -> bool:
+    async def send_over(self, link: SimLink, frame: Frame) -> bool:
         """Send a frame over a link; return False if the link is lost."""
         pipe, packet = link.pipe(self, type(frame.message) in BULK), self._packer.pack(frame)
         if not await pipe.room(packet.size):
@@ -228,14 +228,14 @@ class SimTransport:
 
     # --- called by the network
 
-    def has(self, link: Link) -> bool:
+    def has(self, link: SimLink) -> bool:
         """Return True if this end still holds the link."""
         return self.links.get(link.other(self).peer_id) is link
 
     def accept(self, arrival: Arrival, pipe: Pipe, size: int) -> None:
         self._inbox.accept(arrival, pipe, size)
 
-    def lose(self, link: Link, reason: str) -> None:
+    def lose(self, link: SimLink, reason: str) -> None:
         """Note that the link broke; this end knows it from now on."""
         if self.has(link):
             peer = link.other(self).peer_id
@@ -248,7 +248,7 @@ class SimTransport:
             self._inbox.put(Arrival(peer, None, reason, link.relay))
             self._inbox.wake()
 
-    def replace(self, link: Link, record: PeerRecord | None) -> None:
+    def replace(self, link: SimLink, record: PeerRecord | None) -> None:
         """Note that the other end has a link to another process with our key, whose record it shows."""
         if self.has(link):
             if record is not None:
@@ -276,7 +276,7 @@ class SimTransport:
             self._hang_up(link, reason)
         self._inbox.clear()
 
-    def _hang_up(self, link: Link, reason: str) -> None:
+    def _hang_up(self, link: SimLink, reason: str) -> None:
         """Give up a link; the other end notices one latency later.
 
         After a reset it notices at once, otherwise after the frames already sent.
@@ -290,7 +290,7 @@ class SimTransport:
                 max(when, self._net.loop.now + self._net.latency(self.peer_id, other.peer_id)), other.lose, link, reason
             )
 
-    def _release(self, link: Link, reason: str, when: float = 0.0) -> None:
+    def _release(self, link: SimLink, reason: str, when: float = 0.0) -> None:
         peer = link.other(self).peer_id
         del self.links[peer]
         self._inbox.forget_unread(peer)
@@ -325,7 +325,7 @@ class SimTransport:
         finally:
             _finish(self._opening.pop(peer))
 
-    def _try_directly(self, link: Link) -> None:
+    def _try_directly(self, link: SimLink) -> None:
         """Dial the peer of a link over a circuit, now and then; a direct link replaces it."""
         record = self.known.get(peer := link.other(self).peer_id)
         if self.links.get(peer) is not link:
@@ -334,7 +334,7 @@ class SimTransport:
             self._start(self.handshakes.dial(record))
         self._try_later(link)
 
-    def _try_later(self, link: Link) -> None:
+    def _try_later(self, link: SimLink) -> None:
         assert self._net.circuits is not None
         pause = self._net.circuits.again * (0.5 + self._net.draw(1)[0] / 512)
         self._net.loop.call_later(pause, self._try_directly, link, context=self._context)
@@ -368,7 +368,7 @@ class SimTransport:
                 # An earlier process with the same key that still runs is informed and disconnected.
                 when = self._net.loop.now + self._net.latency(end.peer_id, other.peer_id)
                 self._net.at(when, old.other(end).replace, old, end.known.get(other.peer_id))
-        link = RelayedLink(self._net, *circuit) if circuit else Link(self._net, self, host)
+        link = RelayedLink(self._net, *circuit) if circuit else SimLink(self._net, self, host)
         self.links[host.peer_id] = host.links[self.peer_id] = link
         for end, other in ((self, host), (host, self)) if self.circuits is not None else ():
             if other.peer_id in end._opening:

@@ -81,7 +81,7 @@ def _noise(seed: int | tuple[int, ...], size: int) -> Floats:
     return drawn
 
 
-class Observed:
+class LearnerProbe:
     """Data of a learner that invariants need.
 
     `firsts`: first parameter of each part that contributions are about; `reading`: the last of them that was read.
@@ -120,7 +120,7 @@ class Observed:
             self._since |= self._before
 
 
-class StubLearner(Observed):
+class StubLearner(LearnerProbe):
     """Quadratic model: each parameter is drawn to its optimum, which differs slightly between data shares.
 
     The loss is half the mean square of the distance to the common optimum, so it falls as the swarm makes progress.
@@ -252,12 +252,12 @@ class DelegatingLearner:
         self.inner.skip_to(round, peers)
 
 
-class ObservedLearner(DelegatingLearner, Observed):
+class ObservedLearner(DelegatingLearner, LearnerProbe):
     """Another learner that invariants can observe."""
 
     def __init__(self, inner: Learner) -> None:
         DelegatingLearner.__init__(self, inner)
-        Observed.__init__(self)
+        LearnerProbe.__init__(self)
 
     def read(self, start: int, stop: int, out: Any) -> None:
         self._reading(start, self.parameters)

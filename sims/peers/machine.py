@@ -57,7 +57,7 @@ SimLearner = StubLearner | TorchLearner | StagedLearner
 """Learner of a simulated peer."""
 
 
-class Clocks:
+class MachineClocks:
     """Clocks of one machine, in seconds: `now` drifts, `wall` drifts and is off by `jump`."""
 
     def __init__(self, loop: SimLoop) -> None:
@@ -121,7 +121,7 @@ class Machine:
         self.address = f"10.{spec.index >> 16}.{spec.index >> 8 & 255}.{spec.index & 255}:7000"
         own = Translator(spec.nat) if spec.nat != "none" else None
         self.translator = world.translators.get(spec.site, own)
-        self.clocks = Clocks(world.loop)
+        self.clocks = MachineClocks(world.loop)
         self.disk = SimDisk(random.Random(f"{world.seed}/disk/{spec.index}"))
         self.process: Process | None = None
         self.starts = 0

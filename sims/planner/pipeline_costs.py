@@ -28,7 +28,7 @@ class BoundaryCosts(msgspec.Struct, frozen=True):
     remark: str
 
 
-class Pipeline(msgspec.Struct, frozen=True):
+class PipelineCosts(msgspec.Struct, frozen=True):
     """Pipeline of `stages` peers that hold one model.
 
     memory: bytes that each needs for its part. bubble: share of the time for filling and draining.
@@ -46,7 +46,7 @@ class Pipeline(msgspec.Struct, frozen=True):
         return next(boundary for boundary in self.boundaries if boundary.utilisation >= 0.95 * most)
 
 
-def pipeline(question: Question, held: float) -> Pipeline | None:
+def pipeline(question: Question, held: float) -> PipelineCosts | None:
     """Return the manifest's pipeline, else one that fits into the peers' memory, else two stages.
 
     held: bytes of the whole model on one peer. Returns None if the tokens of a step are unknown, or there are not
@@ -68,7 +68,7 @@ def pipeline(question: Question, held: float) -> Pipeline | None:
                 name, per_token, crossing / step * 8 / 1e6, step / (micro * slot + (stages - 1) * filled), remark
             )
         )
-    return Pipeline(stages, held / stages, (stages - 1) / (micro + stages - 1), tuple(boundaries))
+    return PipelineCosts(stages, held / stages, (stages - 1) / (micro + stages - 1), tuple(boundaries))
 
 
 def _boundaries(width: int) -> list[tuple[str, float, str]]:

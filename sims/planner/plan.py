@@ -18,10 +18,10 @@ from thinwire.collectives.costs.method_costs import (
 )
 from thinwire.collectives.costs.round_costs import RoundCosts, round_costs
 from thinwire.collectives.costs.round_time import grids, largest_fragment
-from thinwire.collectives.costs.utilisation import Workload, needed, utilisation
+from thinwire.collectives.costs.utilisation import TrainingWorkload, needed, utilisation
 from thinwire.collectives.topology.shards import Sized
 from thinwire.compression.registry import dense as dense_codec
-from thinwire.sims.planner.pipeline_costs import Pipeline, pipeline
+from thinwire.sims.planner.pipeline_costs import PipelineCosts, pipeline
 from thinwire.sims.planner.site_bytes import SiteBytes, sites
 from thinwire.swarm.messages.registry import MAX_GROUP
 from thinwire.swarm.method_specs.registry import METHODS
@@ -106,7 +106,7 @@ class Plan(msgspec.Struct, frozen=True):
     best: Recommendation
     best_here: Recommendation
     needs: tuple[BandwidthNeed, ...]
-    pipeline: Pipeline | None
+    pipeline: PipelineCosts | None
     notes: tuple[str, ...]
     sites: SiteBytes | None = None
 
@@ -172,7 +172,7 @@ def _row(question: Question, method: MethodCosts, model: float) -> MethodRow:
 
 
 def _best(
-    question: Question, found: Sequence[MethodCosts], rows: Sequence[MethodRow], chain: Pipeline | None
+    question: Question, found: Sequence[MethodCosts], rows: Sequence[MethodRow], chain: PipelineCosts | None
 ) -> Recommendation:
     """Return the simplest method that computes enough with an H known to train well, else the busiest one.
 
@@ -211,7 +211,7 @@ def _best(
 def _needs(question: Question) -> tuple[BandwidthNeed, ...]:
     """Return the bandwidths by the model of published tables, with this swarm's bytes and latency."""
     step = max(machine.step for machine in question.machines)
-    work = Workload(question.parameters, question.layers, step)
+    work = TrainingWorkload(question.parameters, question.layers, step)
     result = []
     for name, (schedule, both_ways) in bits_both_ways(question).items():
         transfer = question.parameters / question.layers * both_ways / (MBITS * 1e6)
@@ -240,7 +240,7 @@ def _topology_note(question: Question) -> str:
     )
 
 
-def _notes(question: Question, late: int, fragments: int, held: float, chain: Pipeline | None) -> list[str]:
+def _notes(question: Question, late: int, fragments: int, held: float, chain: PipelineCosts | None) -> list[str]:
     notes = [f"assumed: {text}" for text in question.assumed]
     dense = not question.paired and not question.own_bits
     if dense:

@@ -11,7 +11,7 @@ from thinwire.collectives.costs.access_links import MBIT
 from thinwire.collectives.costs.cost_question import Question
 from thinwire.collectives.costs.plan_outcome import Comparison, RunOutcome, Unit
 from thinwire.node.runtime.console import bytes_text
-from thinwire.sims.planner.pipeline_costs import Pipeline
+from thinwire.sims.planner.pipeline_costs import PipelineCosts
 from thinwire.sims.planner.plan import BandwidthNeed, MethodRow, Plan
 from thinwire.sims.planner.site_bytes import SiteBytes
 
@@ -166,7 +166,7 @@ def _needs(needs: tuple[BandwidthNeed, ...], targets: tuple[float, ...]) -> Tabl
     return table
 
 
-def _pipeline(found: Pipeline) -> Table:
+def _pipeline(found: PipelineCosts) -> Table:
     table = _table(
         f"A pipeline of {found.stages} stages, {bytes_text(found.memory)} each: filling it takes {percent(found.bubble)}, "
         "outer rounds are additional",

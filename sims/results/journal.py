@@ -46,7 +46,7 @@ class PeerSample(NamedTuple):
     busy: float = 0.0
 
 
-class Sample(NamedTuple):
+class SwarmSample(NamedTuple):
     """State of all peers by index; None for an absent peer (not yet arrived, killed, left)."""
 
     at: float
@@ -66,7 +66,7 @@ class Journal:
         """`names` of all peers, by index."""
         self.names = names
         self.events: list[Event] = []
-        self.samples: list[Sample] = []
+        self.samples: list[SwarmSample] = []
 
     @property
     def now(self) -> float:
@@ -81,7 +81,7 @@ class Journal:
 
     def sample(self, at: float, peers: tuple[PeerSample | None, ...]) -> None:
         """Append the state of all peers, by index."""
-        self.samples.append(Sample(at, peers))
+        self.samples.append(SwarmSample(at, peers))
 
     def of(self, name: str) -> Iterator[Event]:
         """Events of one name."""

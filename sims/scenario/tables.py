@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 from thinwire.sims.network.translator import Nat
 from thinwire.sims.scenario.faults import Fault
-from thinwire.sims.scenario.toml_table_reader import Table
+from thinwire.sims.scenario.toml_table_reader import ScenarioTable
 
 MOST_PEERS = 10_000
 
@@ -23,7 +23,7 @@ Milliseconds = Annotated[float, Meta(ge=0, le=60_000, description="a round trip 
 Regions = Annotated[list[str], Meta(min_length=1, max_length=1000, description="a list of regions")]
 
 
-class Top(Table, frozen=True, kw_only=True):
+class Top(ScenarioTable, frozen=True, kw_only=True):
     """Keys before the first table."""
 
     name: Name = ""
@@ -41,7 +41,7 @@ class Top(Table, frozen=True, kw_only=True):
     random: dict[str, Any] = {}
 
 
-class PeerGroup(Table, frozen=True):
+class PeerGroup(ScenarioTable, frozen=True):
     """[[peers]]: `count` equal peers.
 
     region: one name, or several that the peers take in turn. access: a kind of link; or up_mbit and down_mbit instead.
@@ -68,7 +68,7 @@ class PeerGroup(Table, frozen=True):
     nat: Nat = "none"
 
 
-class SiteLine(Table, frozen=True, kw_only=True):
+class SiteLine(ScenarioTable, frozen=True, kw_only=True):
     """[sites.NAME]: the link, the address translator, or both, that all peers of a site share to others.
 
     Inside they have separate links, and reach each other.
@@ -79,7 +79,7 @@ class SiteLine(Table, frozen=True, kw_only=True):
     nat: Nat = "none"
 
 
-class Links(Table, frozen=True):
+class Links(ScenarioTable, frozen=True):
     """[links]: the network between the access links.
 
     rtt_ms: one round-trip time for all, or a matrix for `regions`; stream_mbit: largest rate of one connection,
@@ -93,7 +93,7 @@ class Links(Table, frozen=True):
     loss: Part = 0.0
 
 
-class FaultEntry(Table, frozen=True, kw_only=True):
+class FaultEntry(ScenarioTable, frozen=True, kw_only=True):
     """[[faults]]: see faults.py for the kinds. peers: indices, names of peers, or names of groups."""
 
     at: Seconds

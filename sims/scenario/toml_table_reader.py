@@ -14,11 +14,11 @@ from thinwire.sims.scenario.toml_lines import Place, line_at
 from thinwire.swarm.identity.errors import HintedError
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScenarioTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the tables. A `description` of a field's type completes the sentence "… is not" of an error."""
 
 
-Kind = TypeVar("Kind", bound=Table)
+Kind = TypeVar("Kind", bound=ScenarioTable)
 
 MOST_LISTED = 40
 """Most words that a hint lists: all kinds of faults or lies, but not all peers of a large swarm."""

@@ -49,7 +49,7 @@ SEEDS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimulatedRun:
     """Result of a simulation. `trace`: hash of everything that happened; `ended`: virtual seconds."""
 
     scenario: Scenario
@@ -75,7 +75,7 @@ def simulate(
     stall: float | None = None,
     still: bool = False,
     first: bool = False,
-) -> Run:
+) -> SimulatedRun:
     """Play a scenario. `seed` and `faults` (all of them, including drawn ones) replace the scenario's own.
 
     watch: called after each sample. preset: timing of the membership. stall: longest time in seconds without a round
@@ -107,7 +107,7 @@ def simulate(
             violations = [Violation(holder[0].loop.time(), "crash", WORLD, f"{type(error).__name__}: {error}{cause}")]
     world = holder[0]
     violations = [*world.violations, *violations]
-    return Run(scenario, scenario.faults, journal, world.trace, tuple(violations), world.loop.time())
+    return SimulatedRun(scenario, scenario.faults, journal, world.trace, tuple(violations), world.loop.time())
 
 
 def _circuit_limits(preset: Preset) -> CircuitLimits:

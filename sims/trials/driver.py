@@ -14,7 +14,7 @@ from thinwire.sims.invariants.oracles import Violation
 from thinwire.sims.results.journal import WORLD
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.scenario.scenario import Scenario
-from thinwire.sims.simulation.world import Run, simulate
+from thinwire.sims.simulation.world import SimulatedRun, simulate
 from thinwire.swarm.membership.presets import WAN, Preset
 
 TRIES = 60
@@ -61,7 +61,7 @@ def examine(
 ) -> FailedSeed | None:
     """Run one seed. Returns None without a violation; `rerun` runs it twice and compares the traces."""
 
-    def play(faults: Sequence[Fault] | None = None) -> Run:
+    def play(faults: Sequence[Fault] | None = None) -> SimulatedRun:
         chosen = None if faults is None else tuple(faults)
         return simulate(scenario, seed=seed, faults=chosen, preset=preset, stall=stall, still=True, first=True)
 
@@ -80,7 +80,7 @@ def examine(
     return FailedSeed(run.scenario.seed, violations, faults, len(run.faults), command(run.scenario.seed))
 
 
-def shrunk(run: Run, play: Callable[[Sequence[Fault]], Run]) -> tuple[Fault, ...]:
+def shrunk(run: SimulatedRun, play: Callable[[Sequence[Fault]], SimulatedRun]) -> tuple[Fault, ...]:
     """Return a smallest list of faults that violates the same invariant (delta debugging, Zeller 1999)."""
     wanted = run.violations[0].oracle
     tries = 0

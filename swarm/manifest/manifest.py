@@ -12,7 +12,7 @@ import blake3
 import msgspec
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.tables import Admission, Data, Exchange, Inner, Lora, Model, Pipeline, Run
-from thinwire.swarm.method_specs.base import MethodSpec, Table
+from thinwire.swarm.method_specs.base import ManifestTable, MethodSpec
 from thinwire.swarm.method_specs.diloco import DiLoCo
 
 AUDITED = 0.1
@@ -42,7 +42,7 @@ class ManifestMismatch(HintedError):
     exit_code: ClassVar[int] = 5
 
 
-class Manifest(Table, frozen=True):
+class Manifest(ManifestTable, frozen=True):
     """Checked manifest. Only `parse` of parser.py makes one."""
 
     run: Run = Run()

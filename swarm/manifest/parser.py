@@ -13,7 +13,7 @@ from thinwire.swarm.identity.identity import SIGNATURE_BYTES, Identity, verify
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
 from thinwire.swarm.manifest.renamed_keys import KEYS, VALUES
 from thinwire.swarm.manifest.validation import contradictions, nearest
-from thinwire.swarm.method_specs.base import Defaults, MethodSpec, Table
+from thinwire.swarm.method_specs.base import Defaults, ManifestTable, MethodSpec
 from thinwire.swarm.method_specs.registry import METHODS
 
 MAX_TOML = 32_768
@@ -97,7 +97,7 @@ def _filled(manifest: Manifest, defaults: Defaults, document: dict[str, Any]) ->
     return manifest
 
 
-def _fields(kind: type[Table], table: dict[str, Any], name: str, section: str) -> dict[str, Any]:
+def _fields(kind: type[ManifestTable], table: dict[str, Any], name: str, section: str) -> dict[str, Any]:
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     values = {}
     for key, value in table.items():

@@ -27,7 +27,7 @@ from thinwire.swarm.choices import (
 )
 from thinwire.swarm.identity.admission_token import MAX_GRANTS, AdmissionPolicy
 from thinwire.swarm.messages.registry import MAX_GROUP, MAX_HOPS, MAX_MICROS
-from thinwire.swarm.method_specs.base import Table
+from thinwire.swarm.method_specs.base import ManifestTable
 
 MAX_WEIGHT = 2**53 - 1
 """Largest weight in tokens that a message can carry."""
@@ -42,7 +42,7 @@ _CODEC = "a codec with all its parameters, such as 'int8(block=256)' or 'fp32'"
 _NAMED = r"[a-z0-9]+(\([a-z]+=[0-9]{1,9}(,[a-z]+=[0-9]{1,9})*\))?"
 
 
-class Run(Table, frozen=True):
+class Run(ManifestTable, frozen=True):
     """[run]: name and length.
 
     name: display name and directory name of the run (letters, digits, dot, dash, underscore; at most 64).
@@ -55,7 +55,7 @@ class Run(Table, frozen=True):
     rounds: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
 
 
-class Model(Table, frozen=True):
+class Model(ManifestTable, frozen=True):
     """[model]: the trained model.
 
     kind: "transformer", the built-in decoder; "module", the result of a Python function; "hf", a causal language model of the
@@ -90,7 +90,7 @@ class Model(Table, frozen=True):
     config_hash: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z", description=_HASH)] = ""
 
 
-class Lora(Table, frozen=True):
+class Lora(ManifestTable, frozen=True):
     """[lora]: an adapter (LoRA), trained instead of the model; for the kinds "hf" and "module".
 
     The base weights are frozen and stay on the disks of the peers, each of which has them: `model.weights` is their hash.
@@ -106,7 +106,7 @@ class Lora(Table, frozen=True):
     targets: Annotated[tuple[Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}\Z")], ...], Meta(max_length=64)] = ()
 
 
-class Data(Table, frozen=True):
+class Data(ManifestTable, frozen=True):
     """[data]: how text becomes tokens, and which peer trains on which part.
 
     tokenizer: "bytes", or the name of a Hugging Face `tokenizers` JSON file, or of a folder with tokenizer.json, relative and
@@ -128,7 +128,7 @@ class Data(Table, frozen=True):
     private: bool = False
 
 
-class Inner(Table, frozen=True):
+class Inner(ManifestTable, frozen=True):
     """[inner]: the local optimizer of each peer.
 
     optimizer: "adamw"; "sgd" (betas[0] is its momentum) if memory for two moments is lacking; or "muon", with nearly
@@ -171,7 +171,7 @@ class Inner(Table, frozen=True):
         return self.betas[0]
 
 
-class Pipeline(Table, frozen=True):
+class Pipeline(ManifestTable, frozen=True):
     """[pipeline]: peers that are too small for the model hold it together, in stages.
 
     stages: parts of consecutive layers, each a fragment with separate rounds; 0 = no pipeline. Use as many as the smallest
@@ -222,7 +222,7 @@ class Pipeline(Table, frozen=True):
         return round((1 - self.skip_fraction) * self.stages)
 
 
-class Exchange(Table, frozen=True):
+class Exchange(ManifestTable, frozen=True):
     """[exchange]: how pseudo-gradients travel, and when a round counts.
 
     codec: "int8(block=256)", a quarter of the bytes of fp32; "int4(block=256)", "e3m0(block=256)", an eighth; or "fp32",
@@ -310,7 +310,7 @@ class Exchange(Table, frozen=True):
         return AUTO_TIMEOUT if self.straggler_timeout == "auto" else self.straggler_timeout
 
 
-class Admission(Table, frozen=True):
+class Admission(ManifestTable, frozen=True):
     """[admission]: peers that may join.
 
     mode: "invited", peers with an invite of the author or of a member that was invited; a run id alone is not enough; "closed",

@@ -10,7 +10,7 @@ from thinwire.swarm.identity.identity import peer_id_of
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership import gossip_items
 from thinwire.swarm.membership.broadcast_queue import BroadcastQueue
-from thinwire.swarm.membership.peer_table import Event, PeerEntry, PeerTable
+from thinwire.swarm.membership.peer_table import MembershipEvent, PeerEntry, PeerTable
 from thinwire.swarm.membership.suspicion import Suspects
 from thinwire.swarm.messages.registry import Evidence, PeerId
 
@@ -102,7 +102,12 @@ class Bans:
     """Bans of peers in the `table`, for the reasons in `exclusions` or for two records with one sequence."""
 
     def __init__(
-        self, exclusions: Exclusions, table: PeerTable, suspects: Suspects, queue: BroadcastQueue, events: list[Event]
+        self,
+        exclusions: Exclusions,
+        table: PeerTable,
+        suspects: Suspects,
+        queue: BroadcastQueue,
+        events: list[MembershipEvent],
     ) -> None:
         self._exclusions, self._table = exclusions, table
         self._suspects, self._queue, self._events = suspects, queue, events
@@ -114,7 +119,7 @@ class Bans:
         entry.state_item, entry.reason = item, reason
         if item:
             self._queue.add(("record", peer, peer), item)
-        self._events.append(Event("banned", peer, reason))
+        self._events.append(MembershipEvent("banned", peer, reason))
 
     def apply_item(self, entry: PeerEntry, now: float) -> None:
         """Ban a known peer because of the evidence or the verdict that is stored against it."""
@@ -131,7 +136,7 @@ class Bans:
             return
         entry = self._table.entries.get(peer)
         if peer == self._table.me:
-            self._events.append(Event("banned", peer, self._exclusions.reason(peer)))
+            self._events.append(MembershipEvent("banned", peer, self._exclusions.reason(peer)))
         elif entry is not None and not entry.ban_is_proved:
             self.apply_item(entry, now)
 
@@ -149,7 +154,7 @@ class Bans:
                 return
             self._table.remove(peer)
             self._queue.forget(("record", peer, peer))
-        self._events.append(Event("pardoned", peer))
+        self._events.append(MembershipEvent("pardoned", peer))
 
     def revoke(self, target: bytes, item: bytes, now: float) -> None:
         """Process a validated revocation: ban the peers that it excludes, and spread it."""
@@ -157,9 +162,9 @@ class Bans:
         if not exclusions.revoke(target, item):
             return
         self._queue.add(("revocation", target, target), item)
-        self._events.append(Event("revoked", target))
+        self._events.append(MembershipEvent("revoked", target))
         if exclusions.is_revoked(table.own.record.token, table.me, target):
-            self._events.append(Event("banned", table.me, REVOKED))
+            self._events.append(MembershipEvent("banned", table.me, REVOKED))
         for peer, entry in table.entries.items():
             if entry.state != "banned" and exclusions.is_revoked(entry.record.token, peer, target):
                 self._ban(entry, item, REVOKED, now)

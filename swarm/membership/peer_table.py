@@ -29,7 +29,7 @@ EventKind: TypeAlias = Literal[
 ]
 
 
-class Event(NamedTuple):
+class MembershipEvent(NamedTuple):
     """Event that concerns `peer`.
 
     Kinds: joined, updated (its record), suspect, refuted, dead, left; banned, with the reason, also of this peer itself;

@@ -21,7 +21,7 @@ from thinwire.swarm.membership.broadcast_queue import BroadcastQueue
 from thinwire.swarm.membership.gossip_intake import GossipIntake
 from thinwire.swarm.membership.gossip_items import Departure
 from thinwire.swarm.membership.item_choice import ItemChoice
-from thinwire.swarm.membership.peer_table import Event
+from thinwire.swarm.membership.peer_table import MembershipEvent
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.membership.probe import Outgoing, Prober, Rotation
 from thinwire.swarm.membership.suspicion import Awareness
@@ -89,7 +89,7 @@ class Roster:
         return self.peers.own.record
 
     @property
-    def events(self) -> list[Event]:
+    def events(self) -> list[MembershipEvent]:
         return self._transitions.events
 
     @property

@@ -15,7 +15,7 @@ from thinwire.swarm.membership import eviction, gossip_items
 from thinwire.swarm.membership.broadcast_queue import UNLIMITED, BroadcastQueue
 from thinwire.swarm.membership.exclusions import Bans, Exclusions
 from thinwire.swarm.membership.gossip_items import Accusation, Departure
-from thinwire.swarm.membership.peer_table import Event, PeerEntry, PeerTable
+from thinwire.swarm.membership.peer_table import MembershipEvent, PeerEntry, PeerTable
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.membership.self_record import MAX_UNSEEN, YIELDED, OwnRecord
 from thinwire.swarm.membership.suspicion import Awareness, Suspects
@@ -49,7 +49,7 @@ class Transitions:
         self.exclusions = Exclusions(record.run_id)
         self.inform_dead_until = -math.inf
         """Time until which some dead peers get messages that they are considered dead."""
-        self.events: list[Event] = []
+        self.events: list[MembershipEvent] = []
         self._identity, self._preset, self._queue, self._awareness = identity, preset, queue, awareness
         self._suspects, self._rng = Suspects(preset), rng
         self.bans = Bans(self.exclusions, self.table, self._suspects, queue, self.events)
@@ -103,7 +103,7 @@ class Transitions:
     def _evict(self, peer: PeerId, detail: str, now: float) -> None:
         self._suspects.end(peer, now, refuted=False)
         self._remove(peer)
-        self.events.append(Event("dead", peer, detail))
+        self.events.append(MembershipEvent("dead", peer, detail))
 
     def _remove(self, peer: PeerId) -> None:
         self.table.remove(peer)
@@ -138,14 +138,14 @@ class Transitions:
             return self._joined(record, first_table)
         self._spread(record, first_table)
         if was == "suspect":
-            self.events.append(Event("refuted", peer))
+            self.events.append(MembershipEvent("refuted", peer))
         if readdressed:
-            self.events.append(Event("updated", peer, ", ".join(record.addresses)))
+            self.events.append(MembershipEvent("updated", peer, ", ".join(record.addresses)))
         return False
 
     def _joined(self, record: PeerRecord, first_table: bool) -> bool:
         self._spread(record, first_table)
-        self.events.append(Event("joined", record.peer_id, ", ".join(record.addresses)))
+        self.events.append(MembershipEvent("joined", record.peer_id, ", ".join(record.addresses)))
         return True
 
     def _spread(self, record: PeerRecord, first_table: bool = False) -> None:
@@ -167,7 +167,7 @@ class Transitions:
         self.table.set_state(entry, "left", now)
         entry.void_sequence, entry.state_item = departure.sequence, item
         self._queue.add(("record", departure.peer, departure.peer), item)
-        self.events.append(Event("left", departure.peer))
+        self.events.append(MembershipEvent("left", departure.peer))
 
     # --- items of and about this peer
 
@@ -201,11 +201,13 @@ class Transitions:
         if source in ("earlier", "yielded"):
             self._refute(now, above=record.sequence + MAX_UNSEEN)
         if source == "yielded":
-            self.events.append(Event("yielded", self.table.me, YIELDED))
+            self.events.append(MembershipEvent("yielded", self.table.me, YIELDED))
         elif source == "rival":
             self.table.own.yield_to(record, now)
             self._spread(self.table.own.record)
-            self.events.append(Event("duplicate", self.table.me, f"our key is in use at {', '.join(record.addresses)}"))
+            self.events.append(
+                MembershipEvent("duplicate", self.table.me, f"our key is in use at {', '.join(record.addresses)}")
+            )
 
     # --- items about others
 
@@ -257,7 +259,7 @@ class Transitions:
         peer = entry.record.peer_id
         if self._suspects.begin(peer, self.table.live.size, now):
             self.table.set_state(entry, "suspect", now)
-            self.events.append(Event("suspect", peer))
+            self.events.append(MembershipEvent("suspect", peer))
 
     def on_probe_failed(self, peer: PeerId, now: float) -> None:
         """Handle the failure of our own probe of a peer."""
@@ -282,7 +284,7 @@ class Transitions:
             self._suspects.end(peer, now, refuted=False)
             self.table.set_state(entry, "alive", now)
             entry.state_item = b""
-            self.events.append(Event("refuted", peer, "answered"))
+            self.events.append(MembershipEvent("refuted", peer, "answered"))
 
     def expire(self, now: float) -> list[PeerId]:
         """End suspicions that have timed out. Returns peers to probe now because evidence is missing."""
@@ -304,7 +306,7 @@ class Transitions:
         self.table.set_state(entry, "dead", now)
         self.inform_dead_until = now + self._preset.gossip_to_dead
         self._queue.forget(("record", peer, peer))
-        self.events.append(Event("dead", peer, detail))
+        self.events.append(MembershipEvent("dead", peer, detail))
 
     @property
     def any_suspected(self) -> bool:
@@ -330,6 +332,6 @@ class Transitions:
         ]
         for peer in old:
             if self.table.entries[peer].state == "banned":
-                self.events.append(Event("pardoned", peer, "the proof has expired"))
+                self.events.append(MembershipEvent("pardoned", peer, "the proof has expired"))
             self.table.remove(peer)
         return old

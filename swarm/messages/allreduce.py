@@ -28,7 +28,7 @@ class Tensor(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
     shape: Annotated[tuple[U53, ...], Meta(max_length=32)]
 
 
-class Plan(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+class AveragePlan(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Definition of an average, equal for all peers that take part in it.
 
     `op`, `element` (the type of all elements), `codec` and `least` (minimum number of contributors); `total` elements
@@ -57,7 +57,7 @@ class Call(Message, frozen=True):
     name: Word
     number: U32
     fresh: bool
-    plan: Plan
+    plan: AveragePlan
     group: Annotated[tuple[Id, ...], Meta(max_length=MAX_GROUP)]
 
 

@@ -25,7 +25,7 @@ from thinwire.swarm.messages.agreement import (
     ViewChange,
     Vote,
 )
-from thinwire.swarm.messages.allreduce import MAX_TENSORS, OPERATIONS, Call, NextNumber, Plan, Tensor, WallClock
+from thinwire.swarm.messages.allreduce import MAX_TENSORS, OPERATIONS, AveragePlan, Call, NextNumber, Tensor, WallClock
 from thinwire.swarm.messages.announcement import (
     MAX_DISTRUSTED,
     MAX_ENDORSED,
@@ -188,7 +188,7 @@ __all__ = [
     "Partial",
     "Passed",
     "PeerId",
-    "Plan",
+    "AveragePlan",
     "Ping",
     "PingRequest",
     "StageAssignment",

@@ -32,7 +32,7 @@ Defaults: TypeAlias = Mapping[str, Mapping[str, Any]]
 """Table of a manifest -> key -> default value."""
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ManifestTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the tables of a manifest."""
 
 
@@ -52,7 +52,7 @@ class ResidualRule(NamedTuple):
     on_exclusion: OnExclusion = "drop"
 
 
-class MethodSpec(Table, frozen=True, tag_field="method"):
+class MethodSpec(ManifestTable, frozen=True, tag_field="method"):
     """Outer method: the fields are its keys of [outer], the class variables are its facts.
 
     sync_every: H, inner steps between two exchanges of the same part of the model. A larger H saves traffic, a smaller one

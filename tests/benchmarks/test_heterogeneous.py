@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from thinwire.compression.boundary_codec import Boundary
-from thinwire.node.pipeline.model.section import Section
+from thinwire.node.pipeline.model.section import ModelSection
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
 
 SIZE = ModelConfig(256, layers=2, width=32, heads=2, context=16)
@@ -26,7 +26,7 @@ def gradients(module, loss):
 
 def test_boundary_error_is_zero_for_fp32_and_grows_with_coarser_codecs(load):
     staged, model = load("benchmarks.pipeline.crossing").Staged, Transformer(SIZE, 1)
-    whole = Section(model, range(2), ends=True)
+    whole = ModelSection(model, range(2), ends=True)
     exact = gradients(whole, model(*batch())[1])
     errors = []
     for spec in ("fp32", "rows(bits=8)", "rows(bits=4)"):

@@ -8,7 +8,7 @@ from typing import Any
 from kit import scenarios
 from kit.scenarios import INT8, events_of, one_state, rounds_of, swarm_of
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
-from thinwire.sims.simulation.world import Run
+from thinwire.sims.simulation.world import SimulatedRun
 
 MODEL = """
 [model]
@@ -63,7 +63,7 @@ def scenario(
     return swarm_of(peers, toml, compute="torch", seconds=seconds, **more)
 
 
-def agreed(run: Run) -> Mapping[int, Mapping[int, str]]:
+def agreed(run: SimulatedRun) -> Mapping[int, Mapping[int, str]]:
     """Check that each fragment has one state on all peers after each of its rounds.
 
     Returns peer -> {round: digest}.
@@ -71,7 +71,7 @@ def agreed(run: Run) -> Mapping[int, Mapping[int, str]]:
     return one_state(rounds_of(run, "round"))
 
 
-def contributors(run: Run, number: int) -> set[int]:
+def contributors(run: SimulatedRun, number: int) -> set[int]:
     """Return the numbers of contributors of a round, as its members report them."""
     return {event.fields["contributors"] for event in events_of(run, "round") if event.fields["round"] == number}
 

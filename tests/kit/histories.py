@@ -11,7 +11,7 @@ from thinwire.node.peer import checkpoint_schedule
 from thinwire.sims.results.journal import Event
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.scenario.scenario import Scenario
-from thinwire.sims.simulation.world import Run, simulate
+from thinwire.sims.simulation.world import SimulatedRun, simulate
 from thinwire.sims.trials.trial import PACE
 
 ROUND = 3.0
@@ -47,12 +47,12 @@ def save_each_round(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(checkpoint_schedule, "SAVE_ROUNDS", 1)
 
 
-def played(scenario: Scenario) -> Run:
+def played(scenario: Scenario) -> SimulatedRun:
     """Play a scenario at the pace of short runs; a swarm may stand still for STILL."""
     return simulate(scenario, preset=PACE, stall=STILL)
 
 
-def digests_of(run: Run, *peers: int, since: float = 0.0, until: float = float("inf")) -> dict[Slot, set[str]]:
+def digests_of(run: SimulatedRun, *peers: int, since: float = 0.0, until: float = float("inf")) -> dict[Slot, set[str]]:
     """Return slot -> digests that these peers, or all, had after they committed it in a span of time."""
     found: dict[Slot, set[str]] = {}
     first: dict[int, str] = {}
@@ -67,12 +67,12 @@ def digests_of(run: Run, *peers: int, since: float = 0.0, until: float = float("
     return found
 
 
-def forks(run: Run) -> dict[Slot, set[str]]:
+def forks(run: SimulatedRun) -> dict[Slot, set[str]]:
     """Return the slots with more than one digest, also of peers that are gone."""
     return {slot: digests for slot, digests in digests_of(run).items() if len(digests) > 1}
 
 
-def alive(run: Run) -> list[int]:
+def alive(run: SimulatedRun) -> list[int]:
     """Return the peers that run at the end, or would be started again because they gave up."""
     changes = [event for event in run.journal.events if event.name in ("up", "down")]
     return sorted(peer for peer, event in {one.peer: one for one in changes}.items() if not _stopped(event))
@@ -82,7 +82,7 @@ def _stopped(event: Event) -> bool:
     return event.name == "down" and event.fields["reason"] in ("killed", "left")
 
 
-def common(run: Run, peers: Iterable[int], since: float, until: float) -> set[tuple[Slot, str]]:
+def common(run: SimulatedRun, peers: Iterable[int], since: float, until: float) -> set[tuple[Slot, str]]:
     """Return the slots, with their digests, that all these peers committed in a span of time."""
     each = [
         {(slot, one) for slot, digests in digests_of(run, peer, since=since, until=until).items() for one in digests}
@@ -91,7 +91,7 @@ def common(run: Run, peers: Iterable[int], since: float, until: float) -> set[tu
     return set.intersection(*each) if each else set()
 
 
-def standstills(run: Run, *peers: int) -> list[tuple[int, float, float]]:
+def standstills(run: SimulatedRun, *peers: int) -> list[tuple[int, float, float]]:
     """Return (peer, since, seconds) of each span longer than STILL in which a running peer made no progress.
 
     Progress is a round, a fetched state, a new lineage, and the start of its process.
@@ -110,7 +110,7 @@ def standstills(run: Run, *peers: int) -> list[tuple[int, float, float]]:
     return [one for one in found if one[2] > STILL and (not peers or one[0] in peers)]
 
 
-def troubles(run: Run, ended: float) -> list[str]:
+def troubles(run: SimulatedRun, ended: float) -> list[str]:
     """Return all that contradicts one history in a run whose last fault ended at `ended`.
 
     No slot has two digests. The peers that are alive commit a common round within REUNION, and again at the end. No

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
-from thinwire.swarm.membership.peer_table import Event
+from thinwire.swarm.membership.peer_table import MembershipEvent
 from thinwire.swarm.membership.presets import WAN, Preset
 from thinwire.swarm.membership.probe import Outgoing
 from thinwire.swarm.membership.swim import Roster
@@ -40,7 +40,7 @@ class RosterWorld:
         self.rosters: dict[PeerId, Roster] = {}
         self.names: list[PeerId] = [identity.peer_id for identity in IDENTITIES]
         self.stalled: dict[PeerId, deque[tuple[PeerId, Message]]] = {}
-        self.log: list[tuple[float, PeerId, Event]] = []
+        self.log: list[tuple[float, PeerId, MembershipEvent]] = []
         self.sent = 0
         self.drop: Callable[[PeerId, PeerId], bool] = lambda sender, receiver: False
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -155,5 +155,5 @@ class RosterWorld:
         running = tuple(sorted(self.rosters))
         return all(roster.peers.view.peers == running for roster in self.rosters.values())
 
-    def events(self, kind: str) -> list[tuple[float, PeerId, Event]]:
+    def events(self, kind: str) -> list[tuple[float, PeerId, MembershipEvent]]:
         return [entry for entry in self.log if entry[2].kind == kind]

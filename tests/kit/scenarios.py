@@ -11,7 +11,7 @@ from thinwire.collectives.health.diagnosis import FLOOD
 from thinwire.sims.results.journal import Event
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.scenario.scenario import PeerSpec, Scenario
-from thinwire.sims.simulation.world import Run, simulate
+from thinwire.sims.simulation.world import SimulatedRun, simulate
 from thinwire.sims.trials.trial import PACE, STALL
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.membership.presets import Preset
@@ -104,7 +104,7 @@ def swarm_of(
     )
 
 
-def play(scenario: Scenario, *, preset: Preset = PACE, stall: float | None = STALL) -> Run:
+def play(scenario: Scenario, *, preset: Preset = PACE, stall: float | None = STALL) -> SimulatedRun:
     """Play a scenario, by default at the pace of short runs; no invariant is violated, no peer sends too many frames."""
     run = simulate(scenario, preset=preset, stall=stall)
     assert run.violations == (), run.violations
@@ -117,12 +117,12 @@ def violated(scenario: Scenario) -> set[str]:
     return {violation.oracle for violation in simulate(scenario, preset=PACE, stall=STALL).violations}
 
 
-def events_of(run: Run, name: str, *peers: int) -> list[Event]:
+def events_of(run: SimulatedRun, name: str, *peers: int) -> list[Event]:
     """Return the events of a name, of these peers or of all, in order of time."""
     return [event for event in run.journal.of(name) if not peers or event.peer in peers]
 
 
-def rounds_of(run: Run, *names: str) -> dict[int, dict[int, str]]:
+def rounds_of(run: SimulatedRun, *names: str) -> dict[int, dict[int, str]]:
     """Return peer -> {round: digest}, from events of these names, or from all with a round's digest.
 
     Events named "round" are the rounds that a peer committed; others are states that it fetched, restored or left with.

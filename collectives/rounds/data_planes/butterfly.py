@@ -18,7 +18,12 @@ from thinwire.collectives.aggregation.norm_bounds import NormBound
 from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
-from thinwire.collectives.rounds.data_planes.contributions import Contributions, ResultScreen, Summary, norm_bytes
+from thinwire.collectives.rounds.data_planes.contributions import (
+    Contributions,
+    ContributionSummary,
+    ResultScreen,
+    norm_bytes,
+)
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
 from thinwire.collectives.rounds.data_planes.owned_chunks import OwnedChunks
 from thinwire.collectives.rounds.data_planes.owner_results import (
@@ -210,7 +215,7 @@ class Butterfly(DataPlane):
 
     # --- contributing
 
-    def summarize(self, source: Sequence[Buffer]) -> Summary:
+    def summarize(self, source: Sequence[Buffer]) -> ContributionSummary:
         """Return hashes and, if they count, norms of our encoded chunks."""
         return self._screen.summarize(source)
 

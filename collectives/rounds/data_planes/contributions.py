@@ -22,7 +22,7 @@ NORM = struct.Struct("<f")
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class ContributionSummary:
     """Summary of a contribution for its announcement: the contributor can send nothing else afterwards.
 
     hashes: blake3 of each encoded chunk. norms: L2 norm of each chunk (NORM), or empty; see `Ready`.
@@ -32,7 +32,7 @@ class Summary:
     norms: bytes = b""
 
 
-def summarize(source: Sequence[Buffer], codec: Codec | None = None, grid: Grid | None = None) -> Summary:
+def summarize(source: Sequence[Buffer], codec: Codec | None = None, grid: Grid | None = None) -> ContributionSummary:
     """Return the hashes of the chunks, and their norms if codec and grid are given.
 
     An invalid chunk has the norm 0.
@@ -42,7 +42,7 @@ def summarize(source: Sequence[Buffer], codec: Codec | None = None, grid: Grid |
         hashes += blake3.blake3(chunk).digest()
         if codec is not None and grid is not None:
             norms += _encoded_norm(_norm(codec, chunk, grid.size(index)))  # at once, while the chunk is in the cache
-    return Summary(bytes(hashes), bytes(norms))
+    return ContributionSummary(bytes(hashes), bytes(norms))
 
 
 def _norm(codec: Codec, chunk: Buffer, size: int) -> float:
@@ -92,7 +92,7 @@ class ResultScreen:
         """True if the contributors announce norms."""
         return self._bound is not None
 
-    def summarize(self, source: Sequence[Buffer]) -> Summary:
+    def summarize(self, source: Sequence[Buffer]) -> ContributionSummary:
         """Return hashes and, if they count, norms of our encoded chunks."""
         return summarize(source, self._codec, self._grid) if self.bounded else summarize(source)
 

@@ -16,7 +16,7 @@ import blake3
 import msgspec
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
-from thinwire.collectives.rounds.data_planes.contributions import Contributions, Summary, summarize
+from thinwire.collectives.rounds.data_planes.contributions import Contributions, ContributionSummary, summarize
 from thinwire.collectives.rounds.data_planes.result_store import Results
 from thinwire.collectives.rounds.data_planes.transfer_progress import TransferProgress
 from thinwire.collectives.transport.pending_frames import PendingFrames
@@ -127,7 +127,7 @@ class DataPlane(ABC):
         """Our own encoded chunks; empty before `contribute` and after the round."""
         return self._source
 
-    def summarize(self, source: Sequence[Buffer]) -> Summary:
+    def summarize(self, source: Sequence[Buffer]) -> ContributionSummary:
         """Return what our announcement contains of these encoded chunks. May run in any thread."""
         return summarize(source)
 

@@ -38,7 +38,7 @@ Raises OSError. See `ticket.enter`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class DialRoute:
     """Route of TCP connections to a peer: `open(factory, port)` opens one, or raises OSError.
 
     `gate`: address of the peer's gate, "" if it is not dialled there. `relay`: the peer that splices; b"": none.
@@ -134,7 +134,7 @@ class Circuits:
         self,
         peer: PeerId,
         directly: Callable[[], Awaitable[Welcome | Refuse]],
-        over: Callable[[str, Route], Awaitable[Welcome | Refuse]],
+        over: Callable[[str, DialRoute], Awaitable[Welcome | Refuse]],
     ) -> tuple[Welcome | Refuse, bool]:
         """Open a link to a peer: directly, or else over relays, one after the other.
 
@@ -159,14 +159,14 @@ class Circuits:
             )
         return answer, refused
 
-    def route(self, relay: PeerId, peer: PeerId) -> Route:
+    def route(self, relay: PeerId, peer: PeerId) -> DialRoute:
         """Return the route to a peer through a relay."""
 
         async def opened(factory: Factory, port: int) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
             token, gates = await self._ask(relay, peer, port)
             return await self._enter(gates, token, factory)
 
-        return Route(opened, relay=relay)
+        return DialRoute(opened, relay=relay)
 
     async def _ask(self, relay: PeerId, peer: PeerId, port: int) -> tuple[bytes, tuple[str, ...]]:
         """Return a token for a circuit, and the relay's gates. Raises ConnectionError."""

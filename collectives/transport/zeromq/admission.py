@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from thinwire.collectives.transport.addresses.observed_addresses import Sighting
-from thinwire.collectives.transport.circuits.circuits import GATE, Route
+from thinwire.collectives.transport.circuits.circuits import GATE, DialRoute
 from thinwire.collectives.transport.interface import Contact
 from thinwire.collectives.transport.rate_limit import TokenBuckets
 from thinwire.collectives.transport.zeromq.control_connection import ControlConnection, SharedSockets, SocketLimits
@@ -207,7 +207,7 @@ def _parse(data: memoryview, run_id: bytes, *kinds: type[Message]) -> Message:
 
 
 async def knock(
-    sockets: SharedSockets, contact: Contact, hello: Hello, wall: UnixClock, route: Route | None = None
+    sockets: SharedSockets, contact: Contact, hello: Hello, wall: UnixClock, route: DialRoute | None = None
 ) -> tuple[Welcome, PeerRecord] | Refuse:
     """Visit a gate; return its Refuse, or its Welcome with the record, checked against the expected key.
 
@@ -263,7 +263,7 @@ async def _visit(
     wanted: type[Message],
     bounds: SocketLimits,
     *,
-    route: Route | None = None,
+    route: DialRoute | None = None,
     source: int = 0,
     seconds: float = math.inf,
 ) -> _Answer | Refuse:

@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeAlias
 
 import msgspec
-from thinwire.collectives.transport.circuits.circuits import TRANSIENT, Factory, Route
+from thinwire.collectives.transport.circuits.circuits import TRANSIENT, DialRoute, Factory
 from thinwire.collectives.transport.interface import REFUSED, RELAY_DEAD, RELAY_STUCK, Admit, Arrival, Contact
 from thinwire.collectives.transport.zeromq.admission import UnixClock, knock
 from thinwire.collectives.transport.zeromq.control_connection import SharedSockets
@@ -295,7 +295,7 @@ class Connections:
     async def _dial(self, record: PeerRecord) -> Welcome | Refuse:
         peer, limits, hello = record.peer_id, self._sockets.limits, self._hello()
 
-        async def over(relay: str, route: Route) -> Welcome | Refuse:
+        async def over(relay: str, route: DialRoute) -> Welcome | Refuse:
             return await self._visit(Contact(relay, record.transport_key), hello, peer, route)
 
         answer, refused = await self._sockets.circuits.dial(peer, lambda: self._dial_directly(record, hello), over)
@@ -329,7 +329,7 @@ class Connections:
         return source_of(address) not in places
 
     async def _visit(
-        self, contact: Contact, hello: Hello, expected: PeerId | None, route: Route | None = None
+        self, contact: Contact, hello: Hello, expected: PeerId | None, route: DialRoute | None = None
     ) -> Welcome | Refuse:
         route = route or self._direct(contact.address)
         answer = await knock(self._sockets, contact, hello, self._wall, route)
@@ -351,11 +351,11 @@ class Connections:
             return Refuse("unreachable", f"{contact.address}: {link.reason}"[:256])
         return welcome
 
-    def _direct(self, gate: str) -> Route:
+    def _direct(self, gate: str) -> DialRoute:
         async def opened(factory: Factory, port: int) -> tuple[asyncio.BaseTransport, Any]:
             return await self._sockets.resolver.connect(factory, split_address(gate)[0], port)
 
-        return Route(opened, gate)
+        return DialRoute(opened, gate)
 
     def _hello(self) -> Hello:
         if not self.own:

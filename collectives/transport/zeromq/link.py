@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Collection
 from typing import TypeAlias
 
-from thinwire.collectives.transport.circuits.circuits import Route
+from thinwire.collectives.transport.circuits.circuits import DialRoute
 from thinwire.collectives.transport.interface import RELAY_STUCK, Arrival
 from thinwire.collectives.transport.receive_queue import BoundedQueue
 from thinwire.collectives.transport.zeromq.control_connection import ControlConnection, SharedSockets, SocketLimits
@@ -141,7 +141,7 @@ class Link:
         sockets: SharedSockets,
         record: PeerRecord,
         welcome: Welcome,
-        route: Route,
+        route: DialRoute,
         streams: int,
         *,
         up: Up,

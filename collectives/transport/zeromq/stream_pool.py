@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from thinwire.collectives.transport.circuits.circuits import Route
+from thinwire.collectives.transport.circuits.circuits import DialRoute
 from thinwire.collectives.transport.shared_memory.local_sockets import socket_name
 from thinwire.collectives.transport.zeromq.control_connection import SharedSockets
 from thinwire.collectives.transport.zeromq.record_crypto import EXPRESS, MAX_STREAMS, SHARED
@@ -80,7 +80,7 @@ class StreamPool:
         self._closed = self._given_up = False
         self._loop = asyncio.get_running_loop()
 
-    async def dial(self, peer: PeerId, route: Route, port: int, count: int) -> None:
+    async def dial(self, peer: PeerId, route: DialRoute, port: int, count: int) -> None:
         """Open the express stream and, if we share no memory, `count` bulk streams; tolerate failures."""
 
         async def bulk() -> None:
@@ -107,7 +107,7 @@ class StreamPool:
             stream.open(self, self._secret, SHARED)
         return self.shared
 
-    async def _dial(self, route: Route, port: int, number: int) -> None:
+    async def _dial(self, route: DialRoute, port: int, number: int) -> None:
         sockets = self._sockets
         try:
             async with asyncio.timeout(sockets.limits.handshake):

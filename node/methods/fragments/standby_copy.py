@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator
 
-from thinwire.collectives.blocking_work import Part
+from thinwire.collectives.blocking_work import JobPart
 from thinwire.collectives.state_sync.state_offers import Offered, ReceivedChains, matches
 from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.collectives.transport.sending.send_queue import SendQueue
@@ -43,7 +43,7 @@ class StandbyCopy:
         """Fetch the state that these peers agree on; return True if it is newer than the copy."""
         older = self.round if self.held else -1
 
-        def accept(offered: Offered) -> Generator[Part, None, bool]:
+        def accept(offered: Offered) -> Generator[JobPart, None, bool]:
             if offered.offer.round <= older:
                 return False
             return matches(offered.offer, (yield from offered.received.prove(lambda fork: True)))

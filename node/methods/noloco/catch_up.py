@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator, Sequence
 
-from thinwire.collectives.blocking_work import Part
+from thinwire.collectives.blocking_work import JobPart
 from thinwire.collectives.state_sync.state_offers import Offered
 from thinwire.collectives.state_sync.state_sync import FetchedState, OtherModelState
 from thinwire.node.outer.state_server import StateServer
@@ -50,7 +50,7 @@ class GossipCatchUp:
         self._offered = False
         foreign: OtherModelState | None = None
 
-        def accept(offered: Offered) -> Generator[Part, None, bool]:
+        def accept(offered: Offered) -> Generator[JobPart, None, bool]:
             yield from ()
             return offered.offer.round >= oldest
 

@@ -18,7 +18,7 @@ import msgspec
 from thinwire.collectives.gossip.group import GossipGroup
 from thinwire.collectives.gossip.owner_group import MESH, OwnerGroup
 from thinwire.collectives.gossip.pair import PairResult, PairTerms
-from thinwire.collectives.rounds.data_planes.contributions import Summary, summarize
+from thinwire.collectives.rounds.data_planes.contributions import ContributionSummary, summarize
 from thinwire.collectives.state_sync.state_offers import ReceivedChains, unchecked
 from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.collectives.topology.matching import Matching
@@ -97,7 +97,13 @@ class GossipSession(ReplicaSession):
     # --- rounds
 
     async def average(
-        self, source: Sequence[Buffer], *, weight: int, loss: float, speed: float, summary: Summary | None = None
+        self,
+        source: Sequence[Buffer],
+        *,
+        weight: int,
+        loss: float,
+        speed: float,
+        summary: ContributionSummary | None = None,
     ) -> tuple[PairResult, ...]:
         """Average these encoded chunks with the partners of the round; return the result for each of them."""
         if summary is None:

@@ -41,7 +41,7 @@ Score = Callable[[Floats, Floats, PeerId, int, bytes], Falls]
 
 
 @dataclass(slots=True)
-class Sample:
+class ScoredContribution:
     """Contribution that this member scores, announced in `ready`.
 
     own: our contribution to the same round. base: the outer parameters on which both are based.
@@ -86,7 +86,7 @@ class Trials:
         """First round without the contribution of a distrusted member."""
         self._base: Floats | None = None
         self._order = AnnouncementOrder()
-        self._samples: list[Sample] = []
+        self._samples: list[ScoredContribution] = []
         """Contributions that we have asked for: of the last round, and of the one before if it is here."""
 
     def on_trial(self, peer: PeerId) -> bool:
@@ -192,7 +192,7 @@ class Trials:
         peer = self._book.choose(self._secret(b"", done.round), [one for one in made if one in members], newcomers)
         if peer is None:
             return
-        sample = Sample(peer, peer in newcomers, agreement.ready[peer], own, base)
+        sample = ScoredContribution(peer, peer in newcomers, agreement.ready[peer], own, base)
         hashes, reason = sample.ready.hashes, ""
         # Members are not compared: another peer could announce their hashes as its own, to put them out.
         if sample.newcomer and copied(peer, self._earlier(peer, agreement.ready), members):
@@ -246,11 +246,11 @@ class Trials:
         return False
 
     @property
-    def due(self) -> Sample | None:
+    def due(self) -> ScoredContribution | None:
         """A contribution to score that is here as a whole."""
         return next((sample for sample in self._samples if sample.whole), None)
 
-    def evaluate(self, sample: Sample, score: Score) -> tuple[Falls, Falls]:
+    def evaluate(self, sample: ScoredContribution, score: Score) -> tuple[Falls, Falls]:
         """Return the loss decreases by a contribution, and by ours to that round. Runs in the worker."""
         round, salt = sample.ready.round - 1, self._secret(sample.peer, sample.ready.round - 1)
         try:
@@ -269,7 +269,7 @@ class Trials:
         step *= np.float32(STEP * self._replica.outer.sgd.lr)
         return step
 
-    def judge(self, sample: Sample, theirs: Falls, ours: Falls, reason: str = "") -> None:
+    def judge(self, sample: ScoredContribution, theirs: Falls, ours: Falls, reason: str = "") -> None:
         """Record the result of `evaluate`. `reason`: why it was not made."""
         self._samples = [other for other in self._samples if other is not sample]
         peer, fields = sample.peer, {"assigned": theirs[0], "other": theirs[1], "ours": sum(ours) / 2}

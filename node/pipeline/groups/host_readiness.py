@@ -12,7 +12,7 @@ from thinwire.collectives.transport.payload_assembly import pieces
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.node.membership.presence import Handler
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding
-from thinwire.node.pipeline.recovery.stage_source import Source
+from thinwire.node.pipeline.recovery.stage_source import SourceKind
 from thinwire.node.pipeline.step.origin import Origin
 from thinwire.node.runtime.event_log import Emit
 from thinwire.swarm.frame import Frame
@@ -52,7 +52,7 @@ class HostReadiness(Handler):
         emit: Emit,
         spare: int = 0,
         frozen: Callable[[], FrozenEmbedding] = FrozenEmbedding,
-        source: Callable[[int], Source] = lambda stage: "holder",
+        source: Callable[[int], SourceKind] = lambda stage: "holder",
         alone: Callable[[], bool] = lambda: False,
     ) -> None:
         self.origin, self._me, self._stages, self._spare, self._send_queue = origin, me, stages, spare, send_queue

@@ -29,7 +29,7 @@ from thinwire.node.pipeline.recovery.holders import holders
 from thinwire.node.pipeline.recovery.neighbour_copy import NeighbourBackup
 from thinwire.node.pipeline.recovery.recovery_arbiter import RecoveryArbiter
 from thinwire.node.pipeline.recovery.stage_recovery import StageRecovery
-from thinwire.node.pipeline.recovery.stage_source import FASTER, Source, rescue
+from thinwire.node.pipeline.recovery.stage_source import FASTER, SourceKind, rescue
 from thinwire.node.pipeline.step.host import Host
 from thinwire.node.pipeline.step.measurements import Measurements
 from thinwire.node.pipeline.step.origin import Origin
@@ -212,7 +212,7 @@ def _speeds(peer: Peer) -> list[float]:
 
 def _source(
     peer: Peer, manifest: Manifest, stage: int, readiness: HostReadiness, backup: NeighbourBackup | None
-) -> Source:
+) -> SourceKind:
     """Return the sources of a stage without a host: full replicas, other groups, and copies."""
     held, pipeline = holders(peer, stage) & peer.presence.live, manifest.pipeline
     copied = backup is not None and (backup.held if stage == 1 else bool(readiness.hosts[stage - 1]))
@@ -269,7 +269,7 @@ def origin_learner(
     batches: Batches,
     context: LearnerContext,
     *,
-    source: Callable[[int], Source] = lambda stage: "holder",
+    source: Callable[[int], SourceKind] = lambda stage: "holder",
     alone: Callable[[], bool] = lambda: False,
     others: Callable[[], list[float]] = list,
 ) -> OriginLearner:

@@ -7,7 +7,7 @@ from thinwire.collectives.transport.payload_assembly import PayloadAssembly
 from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.types import Floats
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding, nbytes
-from thinwire.node.pipeline.model.section import ENDS, Section, cut, fragment_of
+from thinwire.node.pipeline.model.section import ENDS, ModelSection, cut, fragment_of
 from thinwire.node.pipeline.model.whole_model_view import WholeModelView
 from thinwire.node.state.fragments import fragments_of, shares
 from thinwire.node.state.layout import layout_of
@@ -30,7 +30,7 @@ class HeldStage:
         held = {f"blocks.{layer}" for layer in layers} | (set() if stage else {ENDS})
         model = Transformer(config, manifest.run.seed, lambda name: fragment_of(name) in held)
         self.stage, self.layout = stage, layout_of(model)
-        self.section = Section(model, layers, ends=not stage)
+        self.section = ModelSection(model, layers, ends=not stage)
         self._part = fragments_of(manifest, self.layout)[stage]
         self.boundary = Boundary(manifest.pipeline.codec, shape.width, vocab, manifest.run.seed)
         self._projection: WholeModelView | None = None

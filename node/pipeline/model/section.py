@@ -49,7 +49,7 @@ def cut(layers: int, shares: Sequence[int]) -> tuple[range, ...]:
     return tuple(range(start, stop) for start, stop in zip(starts, starts[1:], strict=False))
 
 
-class Section(nn.Module):
+class ModelSection(nn.Module):
     """Blocks `layers` of a model, and its ends if `ends`: the modules of `model` itself, not copies.
 
     Called with x [B, T, width], returns the output of the blocks, of the same shape.
@@ -90,7 +90,7 @@ class Section(nn.Module):
         return cross_entropy(self.head(self.norm(x)), targets)
 
 
-def section(config: ModelConfig, seed: int, layers: range, ends: bool) -> Section:
+def section(config: ModelConfig, seed: int, layers: range, ends: bool) -> ModelSection:
     """Create a section, in its own memory, with the values that it has in the whole model of that seed."""
     held = {f"blocks.{layer}" for layer in layers} | ({ENDS} if ends else set())
-    return Section(Transformer(config, seed, lambda name: fragment_of(name) in held), layers, ends)
+    return ModelSection(Transformer(config, seed, lambda name: fragment_of(name) in held), layers, ends)

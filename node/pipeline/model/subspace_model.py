@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from thinwire.compression.activations import subspace
-from thinwire.node.pipeline.model.section import Section
+from thinwire.node.pipeline.model.section import ModelSection
 from thinwire.node.training.models.transformer import Block, Transformer
 from torch import Tensor, nn
 
@@ -62,7 +62,7 @@ class SubspaceHead(nn.Module):
 
 
 @torch.no_grad()
-def confine(model: Transformer | Section, k: int, seed: int) -> None:
+def confine(model: Transformer | ModelSection, k: int, seed: int) -> None:
     """Reparametrise a model, or a section of one, in place, before training. `seed`: the run's seed.
 
     First values are projections of the original ones, so all stages and whole models still start alike. The model is in

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from thinwire.compression.core.types import Floats
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding
-from thinwire.node.pipeline.model.section import Section
+from thinwire.node.pipeline.model.section import ModelSection
 from thinwire.node.pipeline.model.subspace_model import SubspaceEmbedding, SubspaceLinear, confine
 from thinwire.node.state.layout import Layout
 from torch import Tensor
@@ -65,7 +65,7 @@ class WholeModelView:
     Raises ValueError unless 1 ≤ k ≤ width.
     """
 
-    def __init__(self, section: Section, layout: Layout, k: int, seed: int) -> None:
+    def __init__(self, section: ModelSection, layout: Layout, k: int, seed: int) -> None:
         wholes = {name: parameter.detach().clone() for name, parameter in section.named_parameters()}
         confine(section, k, seed)
         self._section, self._layout, self._lifts = section, layout, dict[str, _Lift]()

@@ -16,7 +16,7 @@ Kind: TypeAlias = Literal["forward", "loss", "backward"]
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class MicroBatchPass:
     """Work of a peer on a path's micro-batch in one round, from `start` to `end` in seconds."""
 
     peer: int
@@ -32,7 +32,7 @@ class Timeline:
     """Duration of the step in seconds, and its operations in the order of their start."""
 
     makespan: float
-    operations: tuple[Operation, ...]
+    operations: tuple[MicroBatchPass, ...]
 
     def busy(self, peer: int) -> float:
         """Return the seconds that a peer works."""
@@ -69,7 +69,7 @@ def play(instance: Problem, paths: Sequence[Sequence[int]]) -> Timeline:
             peer = paths[number][min(step, 2 * length - step) % length]
             factor = 1.0 if step < length else LOSS if step == length else BACKWARD
             end = start + factor * float(instance.work[peer])
-            operations.append(Operation(peer, number, turn, kind, start, end))
+            operations.append(MicroBatchPass(peer, number, turn, kind, start, end))
     operations.sort(key=lambda op: (op.start, op.peer, op.path))
     return Timeline(took, tuple(operations))
 

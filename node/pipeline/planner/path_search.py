@@ -34,14 +34,14 @@ MENDING = 150_000
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PathPlan:
     """Valid paths, and the simulated seconds of a step."""
 
     paths: Paths
     makespan: float
 
 
-def search(instance: Problem, *, seed: int = 0, tries: int = TRIES, restarts: int = RESTARTS) -> Plan:
+def search(instance: Problem, *, seed: int = 0, tries: int = TRIES, restarts: int = RESTARTS) -> PathPlan:
     """Return the best plan of several restarts, one from a plan that keeps an origin's paths together.
 
     Raises ProblemError if no paths keep the rules.
@@ -58,7 +58,7 @@ def search(instance: Problem, *, seed: int = 0, tries: int = TRIES, restarts: in
     return min(plans, key=lambda plan: plan.makespan)
 
 
-def plan(asked: Problem | UnarrangedProblem, *, seed: int = 0, tries: int = TRIES) -> tuple[Problem, Plan]:
+def plan(asked: Problem | UnarrangedProblem, *, seed: int = 0, tries: int = TRIES) -> tuple[Problem, PathPlan]:
     """Assign peers to stages if necessary, and search. Raises ProblemError.
 
     Several arrangements are tried, because the objective of an arrangement ignores the distance of micro-batches to
@@ -73,13 +73,13 @@ def plan(asked: Problem | UnarrangedProblem, *, seed: int = 0, tries: int = TRIE
     return problems[best], min(found, short[best], key=lambda plan: plan.makespan)
 
 
-def improve(instance: Problem, paths: Sequence[Sequence[int]], *, seed: int = 0, tries: int = TRIES) -> Plan:
+def improve(instance: Problem, paths: Sequence[Sequence[int]], *, seed: int = 0, tries: int = TRIES) -> PathPlan:
     """Anneal a valid plan; the result is no worse. Raises ValueError for an invalid plan."""
     broken = violations(instance, paths)
     if broken:
         raise ValueError(f"no plan to improve: {broken[0].name}: {broken[0].text}")
     if not paths:
-        return Plan((), 0.0)
+        return PathPlan((), 0.0)
     table = np.array(paths, np.int64)
     hot = HOT * makespan(instance, paths) / 40
     value = anneal(
@@ -95,7 +95,7 @@ def improve(instance: Problem, paths: Sequence[Sequence[int]], *, seed: int = 0,
         tries,
         seed,
     )
-    return Plan(tuple(tuple(path) for path in table.tolist()), value)
+    return PathPlan(tuple(tuple(path) for path in table.tolist()), value)
 
 
 def without(instance: Problem, dead: Collection[int]) -> Problem:
@@ -105,7 +105,7 @@ def without(instance: Problem, dead: Collection[int]) -> Problem:
 
 def mend(
     instance: Problem, paths: Sequence[Sequence[int]], dead: Collection[int], *, seed: int = 0, tries: int = MENDING
-) -> tuple[Problem, Plan]:
+) -> tuple[Problem, PathPlan]:
     """Return a plan for the remaining peers. Raises ProblemError if no origin or no path is left.
 
     Paths through dead peers are removed; their origins get new ones if there is room, so there may be fewer than

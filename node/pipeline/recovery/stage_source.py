@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Source: TypeAlias = Literal["holder", "copy", "checkpoint", "average", "old copy", "old checkpoint", "nothing"]
-"""Source of a stage; a copy is the one of a `NeighbourBackup`."""
+SourceKind: TypeAlias = Literal["holder", "copy", "checkpoint", "average", "old copy", "old checkpoint", "nothing"]
+"""Where the state of a stage comes from; a copy is the one of a `NeighbourBackup`."""
 
 FASTER = 1.1
 """Factor of the learning rate of a reconstructed stage; its optimizer restarts."""
@@ -17,7 +17,7 @@ FASTER = 1.1
 class StageSource:
     """Source of the lost stage, and the two stages whose mean it becomes, if any."""
 
-    source: Source
+    source: SourceKind
     stages: tuple[int, ...] = ()
 
     @property
@@ -47,7 +47,7 @@ def rescue(
         raise ValueError(f"stage {stage} of {stages}")
     if holders > 0:
         return StageSource("holder")
-    newer: Source | None = None if copy is None else "copy"
+    newer: SourceKind | None = None if copy is None else "copy"
     if checkpoint is not None and (copy is None or checkpoint < copy):
         newer = "checkpoint"
     age = min(found for found in (copy, checkpoint, recent + 1) if found is not None)

@@ -31,7 +31,7 @@ from thinwire.collectives.transport.payload_assembly import pieces
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.codec import CodecError
-from thinwire.node.pipeline.model.section import Section
+from thinwire.node.pipeline.model.section import ModelSection
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer, clipping
 from thinwire.node.pipeline.step.gradient_ledger import GradientLedger, StepOutcome
 from thinwire.node.pipeline.step.measurements import Measurements
@@ -72,7 +72,7 @@ class Origin:
 
     def __init__(
         self,
-        section: Section,
+        section: ModelSection,
         update: StageOptimizer,
         boundary: Boundary,
         stage_holders: StageHolders,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.codec import CodecError
-from thinwire.node.pipeline.model.section import Section
+from thinwire.node.pipeline.model.section import ModelSection
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.training.batches import Batch
 from thinwire.node.training.inner_loop import Diverged
@@ -17,7 +17,7 @@ NOT_FINITE = "lower inner.lr, or raise inner.warmup"
 class OriginCompute:
     """Embedding and first blocks, last norm, head and loss; counts each micro-batch once per step."""
 
-    def __init__(self, section: Section, boundary: Boundary, *, recompute: bool) -> None:
+    def __init__(self, section: ModelSection, boundary: Boundary, *, recompute: bool) -> None:
         self._front, self._tail = Stage(section.front, recompute=recompute), Stage(section.loss)
         self._boundary = boundary
 

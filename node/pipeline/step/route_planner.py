@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from thinwire.node.pipeline.planner.constraints import Paths
 from thinwire.node.pipeline.planner.makespan import makespan
-from thinwire.node.pipeline.planner.path_search import MENDING, Plan, improve, mend, search
+from thinwire.node.pipeline.planner.path_search import MENDING, PathPlan, improve, mend, search
 from thinwire.node.pipeline.planner.problem import MOST_BEHIND, Problem, ProblemError
 from thinwire.node.pipeline.step.measurements import Measurements
 from thinwire.node.pipeline.step.stage_holders import StageHolders, Visits
@@ -125,7 +125,7 @@ class RoutePlanner:
             except ProblemError:
                 return self._search_again(micros, stages, length, "peers")
             left = replace(left, rounds=math.ceil(micros / len(plan.paths)))
-            plan = Plan(plan.paths, makespan(left, plan.paths))
+            plan = PathPlan(plan.paths, makespan(left, plan.paths))
             return self._take(_Planned(asked, last.stages, here, left, plan), "mended")
         if calm:
             return last
@@ -181,7 +181,7 @@ class _Planned:
     stages: Stages
     here: frozenset[PeerId]
     instance: Problem
-    plan: Plan
+    plan: PathPlan
 
     @property
     def peers(self) -> tuple[PeerId, ...]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import blake3
 import msgspec
-from thinwire.collectives.blocking_work import Part
+from thinwire.collectives.blocking_work import JobPart
 from thinwire.collectives.consensus.chain import Check, Configuration, Trusted, checked, encode
 from thinwire.collectives.consensus.proposal import electorate_digest, vote_for
 from thinwire.collectives.state_sync.offer_search import Accept
@@ -112,7 +112,7 @@ def proved_by(chains: ReceivedChains, chain: Chain, trusted: Trusted = lambda fo
 def accepting(accepts: Callable[[StateOffer, Chain], bool]) -> Accept:
     """Return a check of offers that has one part."""
 
-    def parts(offered: Offered) -> Generator[Part, None, bool]:
+    def parts(offered: Offered) -> Generator[JobPart, None, bool]:
         yield SimpleNamespace(cost=1.0)
         return accepts(offered.offer, offered.chain)
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from kit.scenarios import events_of, identity_of
-from thinwire.collectives.rounds.data_planes.contributions import Summary
+from thinwire.collectives.rounds.data_planes.contributions import ContributionSummary
 from thinwire.sims.peers.false_messages import sessions
 from thinwire.sims.peers.machine import Process
-from thinwire.sims.simulation.world import Run, SimWorld
+from thinwire.sims.simulation.world import SimulatedRun, SimWorld
 from thinwire.swarm.identity.admission_token import Inviter
 from thinwire.swarm.identity.invite import Invite
 
@@ -21,7 +21,7 @@ def name_of(peer: int) -> str:
     return identity_of(peer).peer_id.hex()
 
 
-def opinions_of(run: Run, member: int, other: int) -> list[Any]:
+def opinions_of(run: SimulatedRun, member: int, other: int) -> list[Any]:
     """Return the opinions of a member about another peer, in order of time."""
     return [event.fields for event in events_of(run, "trial", member) if event.fields["peer"] == name_of(other)]
 
@@ -61,7 +61,7 @@ def replaces(change: Callable[[Process, np.ndarray], np.ndarray]) -> Callable[[P
         (session,) = sessions(process)
         average = session.average
 
-        async def lying(source: Any, *, summary: Summary | None = None, **rest: Any) -> Any:
+        async def lying(source: Any, *, summary: ContributionSummary | None = None, **rest: Any) -> Any:
             values = [np.frombuffer(bytes(chunk), np.float32) for chunk in source]
             return await average([change(process, one).astype(np.float32).data.cast("B") for one in values], **rest)
 

@@ -23,7 +23,7 @@ from thinwire.node.outer.round_starter import RoundStarter
 from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.state.replica import Replica
 from thinwire.sims.network.network import EPOCH
-from thinwire.sims.peers.machine import Clocks
+from thinwire.sims.peers.machine import MachineClocks
 from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import Commit
 
@@ -138,9 +138,9 @@ def weight_from_the_wire(patch):
 
 def clock_jump(patch):
     """Time-outs are measured with the clock on the wall."""
-    now = Clocks.now
-    patch.setattr(Clocks, "now", lambda self: now(self) + self.jump)
-    patch.setattr(Clocks, "wall", lambda self: EPOCH + self.now())
+    now = MachineClocks.now
+    patch.setattr(MachineClocks, "now", lambda self: now(self) + self.jump)
+    patch.setattr(MachineClocks, "wall", lambda self: EPOCH + self.now())
 
 
 PLANTED = [

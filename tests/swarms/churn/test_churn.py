@@ -26,7 +26,7 @@ from kit.scenarios import (
 )
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.scenario.scenario import Scenario
-from thinwire.sims.simulation.world import Run
+from thinwire.sims.simulation.world import SimulatedRun
 
 UNEQUAL_CHURN = (
     Fault(6.0, "kill", (3,)),
@@ -53,10 +53,10 @@ class Scripted:
     alive: int = 7
     behind: int = 1
     learns: bool = False
-    check: Callable[[Run], None] = lambda run: None
+    check: Callable[[SimulatedRun], None] = lambda run: None
 
 
-def everybody_contributes(run: Run) -> None:
+def everybody_contributes(run: SimulatedRun) -> None:
     """Check the contributions of an asynchronous method: each peer has some, fast ones in most rounds."""
     rounds = events_of(run, "round")
     assert min(event.fields["contributors"] for event in rounds if not event.peer) < 4

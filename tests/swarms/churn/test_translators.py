@@ -14,7 +14,7 @@ from thinwire.sims.network.link import Pipe
 from thinwire.sims.network.translator import Nat
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.scenario.scenario import Scenario
-from thinwire.sims.simulation.world import Run, SimWorld, simulate
+from thinwire.sims.simulation.world import SimulatedRun, SimWorld, simulate
 from thinwire.sims.trials.trial import PACE, STALL
 from thinwire.swarm.identity.invite import Invite, Seed
 from thinwire.swarm.rendezvous_hash import rank
@@ -28,7 +28,7 @@ REGIONS = ("Oregon", "London", "Japan")
 
 def played(
     nats: Sequence[Nat], *, joins: Sequence[float] = (), faults: tuple[Fault, ...] = (), seconds: float = 16.0
-) -> Run:
+) -> SimulatedRun:
     """Play a swarm with one peer for each translator. `joins`: arrivals of the last peers; the others come at the start."""
     starts = [0.0] + [EARLY] * (len(nats) - 1 - len(joins)) + list(joins)
     peers = tuple(
@@ -39,7 +39,7 @@ def played(
     return simulate(scenario, preset=PACE, stall=STALL, still=True)
 
 
-def contributors(run: Run) -> dict[int, int]:
+def contributors(run: SimulatedRun) -> dict[int, int]:
     """Return the number of contributors of each round."""
     return {event.fields["round"]: event.fields["contributors"] for event in run.journal.of("round")}
 

@@ -9,7 +9,7 @@ import pytest
 from kit.outer.strangers import Act, knocks, made_up
 from kit.scenarios import events_of, identity_of, manifest_of, swarm_of
 from thinwire.sims.scenario.faults import Fault
-from thinwire.sims.simulation.world import Run, SimWorld, simulate
+from thinwire.sims.simulation.world import SimulatedRun, SimWorld, simulate
 from thinwire.sims.trials.trial import PACE, STALL
 from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, revoke
 from thinwire.swarm.identity.invite import Invite
@@ -22,7 +22,7 @@ def admission(mode: str, trial: int = 0) -> str:
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimulatedRun]:
     """Return a function that plays a swarm, with actions of an attacker or an author at given seconds."""
 
     def play(
@@ -33,7 +33,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
         seconds: float = 40.0,
         trial: int = 0,
         **more: Any,
-    ) -> Run:
+    ) -> SimulatedRun:
         original = SimWorld.play
 
         async def play_with_acts(self: SimWorld) -> None:
@@ -49,11 +49,11 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     return play
 
 
-def rounds_of(run: Run, peer: int) -> dict[int, Any]:
+def rounds_of(run: SimulatedRun, peer: int) -> dict[int, Any]:
     return {event.fields["round"]: event.fields for event in events_of(run, "round", peer)}
 
 
-def memberships(run: Run, peer: int, other: int) -> list[int]:
+def memberships(run: SimulatedRun, peer: int, other: int) -> list[int]:
     """Return the rounds of `peer` that have decided that another peer is a member."""
     return [number for number, fields in rounds_of(run, peer).items() if name_of(other)[:8] in fields["members"]]
 

@@ -10,7 +10,7 @@ from kit.scenarios import SPARSE, events_of, manifest_of, swarm_of
 from thinwire.collectives.consensus.proposal import DISTRUSTED
 from thinwire.sims.peers import lies
 from thinwire.sims.scenario.faults import Fault
-from thinwire.sims.simulation.world import Run, simulate
+from thinwire.sims.simulation.world import SimulatedRun, simulate
 from thinwire.sims.trials.trial import PACE, STALL
 
 PEERS, LIAR = 6, 5
@@ -44,7 +44,7 @@ def played(monkeypatch):
         tables: str = "",
         method: Mapping[str, str] = DENSE,
         **more,
-    ) -> Run:
+    ) -> SimulatedRun:
         toml = manifest_of(**method, tables=f"[admission]\nmode = 'open'\n{tables}")
         faults = (Fault(at, "liar", (peers - 1,), lying, 0.0, lie),) if lie else ()
         scenario = swarm_of(peers, toml, **{"seconds": 80.0, "parameters": 2_000, "faults": faults, **more})
@@ -59,7 +59,7 @@ def played(monkeypatch):
     return play
 
 
-def _out(run: Run, peer: int = 0) -> dict[str, list[int]]:
+def _out(run: SimulatedRun, peer: int = 0) -> dict[str, list[int]]:
     """Return the rounds without the contribution of a distrusted member, by the start of its id, as a peer tells it."""
     found: dict[str, list[int]] = {}
     for event in events_of(run, "round", peer):
@@ -69,7 +69,7 @@ def _out(run: Run, peer: int = 0) -> dict[str, list[int]]:
     return found
 
 
-def _turn(run: Run, at: float = TURNS) -> int:
+def _turn(run: SimulatedRun, at: float = TURNS) -> int:
     """Return the last round before the liar began."""
     return max(event.fields["round"] for event in events_of(run, "round", 0) if event.at < at)
 

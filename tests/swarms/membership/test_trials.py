@@ -12,11 +12,11 @@ import pytest
 from kit.outer.open_runs import invite, name_of, noise, opinions_of, replaces, told_at, update_of
 from kit.outer.strangers import knocks
 from kit.scenarios import SPARSE, events_of, identity_of, manifest_of, swarm_of
-from thinwire.collectives.rounds.data_planes.contributions import Summary
+from thinwire.collectives.rounds.data_planes.contributions import ContributionSummary
 from thinwire.sims.peers import lies
 from thinwire.sims.peers.false_messages import sessions
 from thinwire.sims.peers.machine import Process
-from thinwire.sims.simulation.world import Run, SimWorld, simulate
+from thinwire.sims.simulation.world import SimulatedRun, SimWorld, simulate
 from thinwire.sims.trials.trial import PACE, STALL
 from thinwire.swarm.membership import eviction
 from thinwire.swarm.messages.registry import Ready
@@ -26,7 +26,7 @@ ROUNDS = 5
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimulatedRun]:
     """Return a function that plays an open run; the first `old` peers have an invite of the author for their key.
 
     New peers tell the lie `liar`; `spoiler`: index of an old peer that tells "flip". honest_at: the last
@@ -45,7 +45,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
         honest_at: float = 0.0,
         method: Mapping[str, str] = {"outer": "sync_every = 4", "codec": "fp32"},
         compute: Literal["stub", "torch"] = "stub",
-    ) -> Run:
+    ) -> SimulatedRun:
         admission = f"[admission]\nmode = 'open'\ntrial_rounds = {ROUNDS}\n{tables or 'trial_per_network = 0'}"
         toml = manifest_of(**method, tables=admission)
         joins = {old + number: at + 0.01 * number for number in range(new)}
@@ -70,7 +70,7 @@ REPEATED: list[int] = []
 """Rounds in which `spoil` has repeated its hashes."""
 
 
-def rounds_of(run: Run, peer: int) -> dict[int, Any]:
+def rounds_of(run: SimulatedRun, peer: int) -> dict[int, Any]:
     return {event.fields["round"]: event.fields for event in events_of(run, "round", peer)}
 
 
@@ -145,11 +145,11 @@ def spoil(process: Process) -> None:
     (session,) = sessions(process)
     newcomer = identity_of(NEWCOMER).peer_id
 
-    async def lying(source: Any, *, summary: Summary | None = None, **rest: Any) -> Any:
+    async def lying(source: Any, *, summary: ContributionSummary | None = None, **rest: Any) -> Any:
         for _ in range(40):
             if (theirs := session.current.agreement.ready.get(newcomer)) is not None and theirs.hashes:
                 REPEATED.append(theirs.round)
-                return await average(source, summary=Summary(theirs.hashes, theirs.norms), **rest)
+                return await average(source, summary=ContributionSummary(theirs.hashes, theirs.norms), **rest)
             await asyncio.sleep(0.05)
         return await average(source, summary=summary, **rest)
 

@@ -8,7 +8,7 @@ from thinwire.node.state.data_ledger import DataLedger
 from thinwire.sims.scenario.faults import QUIET, draw
 from thinwire.sims.scenario.parser import parse
 from thinwire.sims.scenario.scenario import Scenario
-from thinwire.sims.simulation.world import Run, simulate
+from thinwire.sims.simulation.world import SimulatedRun, simulate
 from thinwire.sims.trials.trial import PACE, STALL
 from thinwire.swarm.messages.registry import Contribution
 
@@ -27,7 +27,7 @@ def scenario(manifest: str, peers: str, *, duration: float = 60, seed: int = 1, 
     return parse(HEAD.format(duration=duration, seed=seed, top=top) + manifest + peers)
 
 
-def sound(run: Run) -> Run:
+def sound(run: SimulatedRun) -> SimulatedRun:
     assert not run.violations, run.violations[:5]
     return run
 
@@ -147,7 +147,7 @@ MIX = {
 }
 
 
-def churn(seed: int, batch: int = 0, method: str = "diloco") -> Run:
+def churn(seed: int, batch: int = 0, method: str = "diloco") -> SimulatedRun:
     """Peers join, die, return, stop and part from the sixth second on, for half a minute; then all is quiet."""
     codec = "topk(k=16,chunk=256)|2bit|rice" if method == "sparseloco" else CODECS[seed % len(CODECS)]
     toml = ONCE.format(batch=batch, codec=codec, method=method)
@@ -162,7 +162,7 @@ DATA = {"once", "weight", "aggregate", "round-order", "crash"}
 """Invariants of the data that must hold under all faults; other tests check progress."""
 
 
-def unkept(run: Run) -> list[object]:
+def unkept(run: SimulatedRun) -> list[object]:
     assert sum(event.name == "round" for event in run.journal.events) > 20
     return [violation for violation in run.violations if violation.oracle in DATA]
 

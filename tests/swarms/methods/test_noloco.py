@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from kit.planted import product as planted
 from kit.scenarios import identity_of
-from thinwire.collectives.rounds.data_planes.contributions import Summary
+from thinwire.collectives.rounds.data_planes.contributions import ContributionSummary
 from thinwire.collectives.topology import matching
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.sims.engine import virtual_loop
@@ -364,7 +364,7 @@ def test_bad_contribution_of_partner_is_refused_with_reason(swarm, lie, reason, 
 
         async def lying(source, *, summary, **rest):
             source, hashes = lie(source, summary.hashes)
-            return await average(source, summary=None if hashes is None else Summary(hashes), **rest)
+            return await average(source, summary=None if hashes is None else ContributionSummary(hashes), **rest)
 
         liar.session.average = lying
         liar.replica.lengths = alike

@@ -11,7 +11,7 @@ import pytest
 import torch
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.boundary_codec import Boundary
-from thinwire.node.pipeline.model.section import Section, cut, section
+from thinwire.node.pipeline.model.section import ModelSection, cut, section
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
 from thinwire.node.pipeline.model.subspace_model import confine
@@ -539,7 +539,7 @@ def test_skipping_steps_equal_those_of_the_benchmark(by_visits):
     """benchmarks/pipeline/skipping.py makes the same steps in one process: AdamW, clipping, both divisors."""
     inner = InnerConfig(lr=0.02, warmup=2, clip=0.3)
     whole = Transformer(CONFIG, SEED)
-    sections = [Section(whole, span, ends=not stage) for stage, span in enumerate(SPANS)]
+    sections = [ModelSection(whole, span, ends=not stage) for stage, span in enumerate(SPANS)]
     updates = [StageOptimizer(part, inner) for part in sections]
     plans = [[(0, 1, 2), (0, 2, 3), (0, 2, 1), (0, 1, 2), (0, 3), (0, 2, 3)], [(0, 2, 3)] * 5 + [(0, 1)]]
 

@@ -14,7 +14,7 @@ import pytest
 from kit.scenarios import TOPK, events_of, manifest_of, swarm_of
 from thinwire.collectives.rounds.round import Round
 from thinwire.sims.scenario.faults import ATTACKS, Fault
-from thinwire.sims.simulation.world import Run, simulate
+from thinwire.sims.simulation.world import SimulatedRun, simulate
 from thinwire.sims.trials.trial import PACE, STALL
 
 PEERS, LIAR = 6, 5
@@ -37,7 +37,7 @@ LEAST = 0.03
 
 
 @cache
-def _run(exchange: str, lie: str, rule: str = "clip", liars: int = 1, seconds: float = 28.0) -> Run:
+def _run(exchange: str, lie: str, rule: str = "clip", liars: int = 1, seconds: float = 28.0) -> SimulatedRun:
     lines, outer, codec = EXCHANGES[exchange]
     toml = manifest_of(outer, codec=codec, exchange=lines if rule == "clip" else f"{lines}\naggregation = '{rule}'")
     faults = [Fault(1.0, "liar", (LIAR - number,), seconds, 0.0, lie) for number in range(liars if lie else 0)]
@@ -49,7 +49,7 @@ def _run(exchange: str, lie: str, rule: str = "clip", liars: int = 1, seconds: f
     )
 
 
-def _losses(run: Run) -> dict[int, float]:
+def _losses(run: SimulatedRun) -> dict[int, float]:
     """Return the loss of the first peer after each round."""
     return {event.fields["round"]: event.fields["loss"] for event in events_of(run, "round", 0)}
 

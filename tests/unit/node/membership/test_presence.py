@@ -18,7 +18,7 @@ from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame, sign_message
 from thinwire.swarm.identity.admission_token import AdmissionPolicy
 from thinwire.swarm.membership import gossip_items
-from thinwire.swarm.membership.peer_table import Event
+from thinwire.swarm.membership.peer_table import MembershipEvent
 from thinwire.swarm.membership.presets import WAN
 from thinwire.swarm.messages.announcement import SPAN_PREFIX
 from thinwire.swarm.messages.registry import (
@@ -293,7 +293,7 @@ async def test_new_record_is_passed_to_the_transport_but_opens_no_link():
     async with scene.running():
         moved = record(2, sequence=2, port=5000)
         scene.roster.learn(moved, 0.2)
-        await scene.happen(Event("refuted", CAT, "why"))
+        await scene.happen(MembershipEvent("refuted", CAT, "why"))
         assert scene.transport.learned == [moved] and not scene.presence.live and not scene.log.calls
         assert scene.events == [
             ("updated", {"peer": BEN.hex(), "detail": moved.addresses[0]}),
@@ -307,7 +307,7 @@ async def test_new_record_is_passed_to_the_transport_but_opens_no_link():
 async def test_peer_without_a_record_and_this_peer_itself_have_no_link():
     scene = Scene(others=1)
     async with scene.running():
-        await scene.happen(Event("joined", BEN))
+        await scene.happen(MembershipEvent("joined", BEN))
         await scene.come(ME, Behind(1))
         assert not scene.transport.learned and not scene.presence.live
         assert [call[0] for call in scene.log.calls] == ["frame"]
@@ -381,7 +381,7 @@ async def test_peer_that_dies_leaves_or_is_banned_has_no_link(kind, gone):
     async with scene.running():
         await scene.come(ANN, Behind(1))
         scene.clear()
-        await scene.happen(Event(kind, ANN))
+        await scene.happen(MembershipEvent(kind, ANN))
         assert scene.log.calls == [("down", ANN, gone)] and not scene.presence.live
         assert scene.transport.left_relays == [ANN], "links that it relays are of no use"
         await scene.come(ANN, Behind(2))
@@ -394,7 +394,9 @@ async def test_suspicion_and_its_end_leave_the_link_as_it_is():
     async with scene.running():
         await scene.come(ANN, Behind(1))
         scene.clear()
-        await scene.happen(Event("suspect", ANN), Event("refuted", ANN), Event("revoked", ANN))
+        await scene.happen(
+            MembershipEvent("suspect", ANN), MembershipEvent("refuted", ANN), MembershipEvent("revoked", ANN)
+        )
         assert scene.presence.live == {ANN} and not scene.log.calls and not scene.transport.learned
         assert not scene.presence.duplicate.is_set() and not scene.presence.banned.is_set()
         assert [kind for kind, _ in scene.events] == ["suspect", "refuted", "revoked"]
@@ -663,7 +665,7 @@ async def test_peer_with_a_verdict_gets_it_and_may_come_back_after_a_pardon():
 async def test_pardon_of_a_peer_that_was_never_seen_allows_its_keys():
     scene = Scene(others=0)
     async with scene.running():
-        await scene.happen(Event("pardoned", ANN))
+        await scene.happen(MembershipEvent("pardoned", ANN))
         assert scene.transport.allowed == [ANN]
 
 
@@ -703,7 +705,8 @@ async def test_link_of_a_peer_whose_place_another_one_has_taken_is_closed():
     async with scene.running():
         await scene.come(ANN, Behind(1))
         await scene.happen(
-            Event("dead", ANN, "own probe failed"), Event("dead", CAT, "forgotten: it has failed on trial")
+            MembershipEvent("dead", ANN, "own probe failed"),
+            MembershipEvent("dead", CAT, "forgotten: it has failed on trial"),
         )
         assert scene.transport.dropped == [(CAT, "forgotten: it has failed on trial", False)]
         assert scene.transport.allowed == [CAT], "nothing more is stored about it"
@@ -713,10 +716,10 @@ async def test_link_of_a_peer_whose_place_another_one_has_taken_is_closed():
 async def test_peer_that_is_banned_itself_learns_the_reason():
     scene = Scene()
     async with scene.running():
-        await scene.happen(*(Event("banned", peer, "another reason") for peer in (ANN, DAN)))
+        await scene.happen(*(MembershipEvent("banned", peer, "another reason") for peer in (ANN, DAN)))
         assert not scene.presence.banned.is_set() and scene.presence.ban_reason == ""
         scene.clear()
-        await scene.happen(Event("banned", ME, "two votes"))
+        await scene.happen(MembershipEvent("banned", ME, "two votes"))
         assert scene.presence.banned.is_set() and scene.presence.ban_reason == "two votes"
         assert scene.log.calls == [], "nothing is lost yet"
 
@@ -726,7 +729,7 @@ async def test_peer_that_is_banned_itself_learns_the_reason():
 async def test_another_process_with_our_key_is_an_alarm(kind, stops):
     scene = Scene()
     async with scene.running():
-        await scene.happen(Event(kind, ME, "a detail"))
+        await scene.happen(MembershipEvent(kind, ME, "a detail"))
         assert scene.events == [(kind, {"peer": ME.hex(), "detail": "a detail"}), ("alarm", {"detail": "a detail"})]
         assert scene.presence.duplicate.is_set() == stops and not scene.log.calls
 

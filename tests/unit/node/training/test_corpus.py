@@ -17,7 +17,7 @@ from thinwire.node.training.corpus import (
     STANDARD_LIBRARY_LIMIT,
     Corpus,
     Progress,
-    Source,
+    TextSource,
     open_corpus,
     source_of,
 )
@@ -200,8 +200,8 @@ def test_named_key_of_jsonl_is_the_text_and_separates_the_caches(tmp_path: Path)
 def test_source_of_a_name_with_a_number_sign_is_that_file_if_it_exists(tmp_path: Path) -> None:
     (tmp_path / "c#.txt").write_text("sharp")
     assert text_of(open_corpus(f"{tmp_path}/c#.txt", Bytes(), tmp_path / "cache")) == b"sharp\n\n"
-    assert source_of("hf:org/set:en#body") == Source(None, "org/set:en", "body")
-    assert source_of("a.bin#uint32") == Source(Path("a.bin"), "", "uint32") and source_of(None) == Source()
+    assert source_of("hf:org/set:en#body") == TextSource(None, "org/set:en", "body")
+    assert source_of("a.bin#uint32") == TextSource(Path("a.bin"), "", "uint32") and source_of(None) == TextSource()
 
 
 def test_token_files_of_four_bytes_are_read_as_stated_or_by_their_header(tmp_path: Path) -> None:

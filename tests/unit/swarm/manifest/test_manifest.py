@@ -9,7 +9,7 @@ from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMi
 from thinwire.swarm.manifest.parser import SignedManifest, parse, sign
 from thinwire.swarm.manifest.renamed_keys import KEYS, VALUES
 from thinwire.swarm.manifest.tables import Inner, Lora, Model, Pipeline
-from thinwire.swarm.method_specs.base import Table
+from thinwire.swarm.method_specs.base import ManifestTable
 from thinwire.swarm.method_specs.diloco import DiLoCo
 from thinwire.swarm.method_specs.noloco import gamma_limit
 from thinwire.swarm.method_specs.registry import METHODS
@@ -146,7 +146,7 @@ def test_every_manifest_key_is_documented():
         for kind in kinds:
             assert f"[{field.name}]" in kind.__doc__
             # The keys of a base class are documented there.
-            text = " ".join(base.__doc__ or "" for base in kind.__mro__ if issubclass(base, Table))
+            text = " ".join(base.__doc__ or "" for base in kind.__mro__ if issubclass(base, ManifestTable))
             words = text.replace(",", " ").replace(":", " ").split()
             assert set(kind.__struct_fields__) <= set(words), kind
 

@@ -5,7 +5,12 @@ import math
 import blake3
 import numpy as np
 import pytest
-from thinwire.collectives.rounds.data_planes.contributions import Contributions, Summary, announced_norm, summarize
+from thinwire.collectives.rounds.data_planes.contributions import (
+    Contributions,
+    ContributionSummary,
+    announced_norm,
+    summarize,
+)
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression import registry
 from thinwire.swarm.messages.registry import Contribution
@@ -161,4 +166,4 @@ def test_summary_has_hash_and_rounded_norm_of_each_chunk():
     assert announced_norm(summary.norms[:-1], 2) == math.inf
     assert announced_norm(np.array([np.nan, -1.0], "<f4").tobytes(), 0) == math.inf
     assert announced_norm(np.array([np.nan, -1.0], "<f4").tobytes(), 1) == math.inf
-    assert summarize(chunks) == Summary(summary.hashes)
+    assert summarize(chunks) == ContributionSummary(summary.hashes)

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from thinwire.collectives.blocking_work import WORTH
-from thinwire.collectives.transport.circuits.circuits import Route
+from thinwire.collectives.transport.circuits.circuits import DialRoute
 from thinwire.collectives.transport.interface import Contact
 from thinwire.collectives.transport.zeromq.admission import knock
 from thinwire.collectives.transport.zeromq.link import Link
@@ -258,7 +258,7 @@ def test_member_port_admits_only_its_peer(wire, eventually):
         # The port was open all the time: its own peer still gets in, and no peer after it.
         events = {"up": nothing, "lost": nothing, "gone": nothing}
         address, loop = "127.0.0.1", asyncio.get_running_loop()
-        route = Route(lambda factory, port: loop.create_connection(factory, address, port))
+        route = DialRoute(lambda factory, port: loop.create_connection(factory, address, port))
         link = await Link.take(visitor.sockets, host.record, welcome, route, 0, **events)
         assert await link.ready
         assert visitor.id in host.links

@@ -4,7 +4,7 @@ import pytest
 import torch
 from kit.reference.activations import Crossing
 from thinwire.compression.activations import subspace
-from thinwire.node.pipeline.model.section import Section, cut, fragments, section
+from thinwire.node.pipeline.model.section import ModelSection, cut, fragments, section
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.subspace_model import confine
 from thinwire.node.state.layout import layout_of
@@ -41,7 +41,7 @@ class Chain:
     """Four stages of one model in one process; `crosses` is called between any two."""
 
     def __init__(self, model, *, recompute=False, crosses=lambda x, tokens: x):
-        self.sections = [Section(model, span, not at) for at, span in enumerate(cut(5, (1, 1, 2, 1)))]
+        self.sections = [ModelSection(model, span, not at) for at, span in enumerate(cut(5, (1, 1, 2, 1)))]
         self.front = Stage(self.sections[0].front, recompute=recompute)
         self.tail = Stage(self.sections[0].loss, recompute=recompute)
         self.middle = [Stage(one, recompute=recompute) for one in self.sections[1:]]

@@ -12,7 +12,7 @@ from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.codec import CodecError
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding, nbytes
 from thinwire.node.pipeline.model.held_stage import HeldStage
-from thinwire.node.pipeline.model.section import Section
+from thinwire.node.pipeline.model.section import ModelSection
 from thinwire.node.pipeline.model.whole_model_view import WholeModelView
 from thinwire.node.state.fragments import fragments_of
 from thinwire.node.state.layout import layout_of
@@ -26,7 +26,7 @@ WRITERS = ("attention.out.weight", "feedforward.out.weight")
 
 def made(tied=True, layers=2):
     model = Transformer(ModelConfig(VOCAB, layers, WIDTH, 2, 12, tied=tied), 3)
-    section = Section(model, range(layers), ends=True)
+    section = ModelSection(model, range(layers), ends=True)
     layout = layout_of(section)
     first = np.empty(layout.total, np.float32)
     layout.read(section, first)
