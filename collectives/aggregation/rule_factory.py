@@ -1,4 +1,4 @@
-"""Rules of a run, by its manifest: for encoded dense chunks, and for decoded sparse payloads."""
+"""Aggregation rules that a manifest chooses: for encoded dense chunks, and for sparse payloads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from thinwire.swarm.aggregation_spec import AggregationSpec
 from thinwire.swarm.choices import Aggregation
 
 PIECE = 1 << 18
-"""Largest number of elements of a decoded piece of sparse payloads, unless one row of blocks has more."""
+"""Elements of a sparse payload that are decoded at a time; one row of blocks, if it has more."""
 
 RULES: Mapping[Aggregation, Rule] = {"mean": mean, "clip": clip, "rda": directions_and_lengths}
 """Rules without parameters for encoded dense payloads, by their names in a manifest."""

@@ -23,7 +23,7 @@ from thinwire.swarm.method_specs.registry import METHODS
 
 
 class PlanError(HintedError):
-    """Error for a question that cannot be planned."""
+    """The costs of this model and these peers cannot be computed."""
 
     exit_code: ClassVar[int] = 2
 
@@ -40,14 +40,15 @@ class PeerMachine(msgspec.Struct, frozen=True):
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Model, its peers, and the parameters of their exchange.
 
-    tokens: tokens of one inner step of one peer, 0: unknown. rtt, grace: seconds. every: inner steps per round. memory:
-    bytes that a peer has for training, 0: unknown. moments: values per parameter that the inner optimizer stores.
-    method, topology: those of the manifest. lr, gamma: β and γ of pairs. group: peers of a gossip group. parts: of
-    their slow weights. sized: chunks are assigned by bandwidth. line: the line that the peers of a site share to
-    all others, None: every peer has its own. codec: dense, for the methods that need one; own_codec: of the
-    manifest's method if it is another kind, with own_bits per parameter. frozen: parameters of the model that no
-    peer trains or sends. hidden: the method trains during an exchange. turns: fragments with separate rounds.
-    stages: of the manifest's pipeline, 0 without. assumed: values that were not given.
+    parameters: number of trained parameters. frozen: number of parameters that no peer trains or sends. tokens: of one inner
+    step of one peer; 0: unknown. rtt, grace: seconds. every: inner steps per round. memory: bytes that a peer has for
+    training; 0: unknown. moments: values per parameter that the inner optimizer stores. method, topology: those of the
+    manifest. lr, gamma: β and γ of NoLoCo. group: number of peers of a gossip group. parts: number of parts of the slow
+    weights (`outer.slow_weight_parts`). sized: True if chunks are assigned by bandwidth. line: the line to the other sites that
+    the peers of a site share; None: every peer has its own line. codec: a dense codec, for the methods that need one.
+    own_codec: the codec of the manifest's method if that is another kind, with own_bits per parameter. hidden: True if the
+    method trains during an exchange. turns: number of fragments with separate rounds. stages: number of stages of the
+    manifest's pipeline; 0: no pipeline. assumed: names of the values that were not given.
     """
 
     name: str

@@ -1,10 +1,10 @@
 """One side of a pair in a group whose chunks have owners: contributions go to owners, means come back.
 
 A member requests from each other member only the chunks that it owns itself, and those without an owner. As soon as the owner
-has a chunk of all members, it sends the mean to each (`send_mean`). So a member sends and receives 2·(n − 1)/n payloads instead
-of n − 1, where all chunks have owners. Messages are those of a pair (`pair`); a mean is a Chunk with a number above those of
-the two vectors, and has the attempt of the contribution that is part of it. It needs no hash: the stream authenticates the
-owner, and no other member can check a mean.
+has a chunk of all members, it sends the mean to each (`send_mean`). If all chunks have owners, a member so sends and receives
+2·(n − 1)/n payloads instead of n − 1. Messages are those of a pair (`pair`); a mean is a Chunk with a number above those of the
+two vectors, and has the attempt of the contribution that is part of it. It needs no hash: the stream authenticates the owner,
+and no other member can check a mean.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class OwnerPair(Pair):
     """Pair with a member of a group whose chunks have owners.
 
     Numbers of chunks: `ours` and `owned` are those that we and the partner own, `shared` those without an owner. `ended`
-    is called at the end, and `arrived` with the number of each chunk of the partner that has arrived. `reduced` returns
-    whether we have the means of all our chunks; until then the partner may still be refused, so it is called again by
-    `look`. The result has the partner's means.
+    is called at the end, and `arrived` with the number of each chunk of the partner that has arrived. `reduced` returns True
+    once we have the means of all our chunks. Until then the partner may still be refused, so each `look` calls it. The result
+    contains the means that the partner has sent.
     """
 
     def __init__(

@@ -253,7 +253,7 @@ class Round:
 
     @property
     def follows(self) -> bool:
-        """True if we fetch the results of a round in which we take no part: there may be pauses between them."""
+        """True if we fetch the results of a round in which we take no part: they may arrive with pauses."""
         return self._repair.follows
 
     @property

@@ -4,7 +4,7 @@ No messages are needed. Every peer gets a random 64-bit label, a hash of run, ro
 a knock-out tree over the labels: in each subtree whose two halves together have enough ungrouped peers for a group,
 these form one, and the peers that are then left wait for the next larger subtree. Labels are independent of the
 identity of the peers, so every partition is equally likely, as if a random permutation were cut into pieces (NoLoCo,
-arXiv 2506.10911, pairs rank k with rank k + N/2). The tree is preferred because it is local: a peer that joins or
+arXiv 2506.10911, pairs rank k with rank k + N/2). Unlike a permutation, the tree is local: a peer that joins or
 departs changes only a few groups, at most one per level. So peers whose views differ for a moment agree on nearly every
 group, and where they disagree, the other side declines.
 
@@ -27,7 +27,7 @@ _MASK = (1 << _BITS) - 1
 
 
 class _Labels(dict[PeerId, int]):
-    """Labels of one round, those that were asked for so far."""
+    """Labels of peers in one round, each computed when it is first needed."""
 
     def __init__(self, run_id: Digest, round: int) -> None:
         super().__init__()
@@ -70,8 +70,8 @@ def partition(run_id: Digest, round: int, view: Sequence[PeerId], size: int) -> 
 class Matching:
     """Partition of the peers of one round, for a view that changes.
 
-    Sorts the labels of the first view; afterwards only peers that join or depart take their places, because views change with
-    each of them. The rest is O(size · log² N).
+    The labels of the first view are sorted. Later views differ from it by a few peers, which are inserted and removed. Finding
+    the group of a peer then takes O(size · log² N).
     """
 
     def __init__(self, run_id: Digest, round: int, size: int) -> None:

@@ -82,7 +82,7 @@ class Subspace:
     def encode(self, h: NDArray[np.float32], tokens: NDArray[np.int64] | None = None, vocabulary: int = 0) -> bytes:
         """Encode h (tokens, k), rounded to the nearest bf16, ties to even; forward also the token ids.
 
-        Raises CodecError if a value is not finite or rounds to infinity, ValueError if something does not fit.
+        Raises CodecError if a value is not finite or rounds to infinity, ValueError for arguments of other shapes or types.
         """
         if h.dtype != np.float32 or h.ndim != 2 or h.shape[1] != self.k or not h.flags.c_contiguous:
             raise ValueError(f"{self.spec} of {h.dtype} {h.shape}")

@@ -56,12 +56,12 @@ class ErrorFeedback:
         self.memory = np.zeros(chunks.total, np.float32)
         """Array of e, which the outcome of a round changes in place.
 
-        Replace it by a copy to leave it to a reader.
+        To leave it to a reader in another thread, replace it by a copy.
         """
         self._pending: tuple[Choice, Difference] | None = None
 
     def select_with(self, select: Callable[[Gather, Chunks], Any]) -> None:
-        """Select the entries to send with this function, which gives the results of `codec.select_from`."""
+        """Replace `codec.select_from`, which selects the entries to send, by a function with the same results."""
         self._select = select
 
     @property

@@ -132,10 +132,10 @@ def sent(
 def usual_share(section: Section, k: int, parts: Sequence[Part], peers: int, team: Team = ALONE) -> float:
     """Return the part of the contributors that usually send a value of the section, > 0 and ≤ 1.
 
-    For each contributor: the mean, over the values that it sent, of the part of the contributors that sent this value,
-    too. The result is the lower median of these. parts: the parts that are not empty. peers: all contributors; those
-    with empty parts agree on zeros, so that they count as 1. Fewer than half of the contributors move it only within the
-    range of the others.
+    Each value that a contributor sent was sent by some part of all contributors. The mean of these parts over its values is
+    the number of this contributor, and the result is the lower median of these numbers, so that fewer than half of the
+    contributors move it only within the range of the others. parts: the payload parts that are not empty. peers: number of
+    all contributors; those with empty parts agree on zeros, so their number is 1.
     """
     entries = 1 if parts[0].mode == DENSE else parts[0].indices.size
     shared = np.full(peers, entries * peers, np.int64)

@@ -1,4 +1,4 @@
-"""Publication of this peer's card, again and again, while it takes part in a run."""
+"""Publication of this peer's run card in directories, again and again, while it takes part in a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REFRESH_SECONDS = 60.0
 """Seconds between two publications."""
 
 LOOK_SECONDS = 1.0
-"""Seconds between two looks for a card, until there is one, and then for other addresses."""
+"""Seconds between two checks whether there is a card, and then whether its addresses have changed."""
 
 CARD_SECONDS = 180
 """Validity of a card: it outlasts two publications that fail."""
@@ -25,10 +25,11 @@ async def announce(
     published: Callable[[bool], None],
     addresses: Callable[[], Sequence[str]],
 ) -> None:
-    """Publish what `card` returns until cancelled; None: not yet.
+    """Publish the card that `card` returns, again and again, until cancelled.
 
-    `published`: called after each publication; True: a source has accepted the card. `addresses`: those of the next card,
-    empty if unknown; others than those of the last card are published at once.
+    `card`: returns None while there is no card yet. `published`: called after each publication; True: a source has accepted
+    the card. `addresses`: returns the addresses of the next card, empty if unknown; when they have changed, a card is published
+    at once.
     """
     while True:
         try:

@@ -52,9 +52,9 @@ class _Answers(asyncio.DatagramProtocol):
 
 
 class GatewayRouter(ABC):
-    """Protocol of one gateway that maps port by port: "", the default one, or an IPv4 address.
+    """Port mappings at one gateway, whose protocol maps one port at a time.
 
-    A subclass has `name` and `_set`.
+    gateway: its IPv4 address; "": the default gateway. A subclass has the `name` of a protocol, and its request: `_set`.
     """
 
     name = ""
@@ -81,7 +81,7 @@ class GatewayRouter(ABC):
         return hosts.pop()
 
     async def unmap(self, ports: Sequence[int]) -> None:
-        """Remove the mappings of the ports, those that there are. Raises MappingFailed."""
+        """Remove the mappings of these ports, as far as they may exist. Raises MappingFailed."""
         if not self._answered:
             return  # It does not speak this protocol; at worst the mappings end by themselves.
         failure: MappingFailed | None = None
@@ -106,8 +106,8 @@ class GatewayRouter(ABC):
     async def _ask(self, request: Callable[[str], bytes], judge: Callable[[bytes], str | None]) -> bytes:
         """Send a request until an answer comes; return that. Raises MappingFailed.
 
-        `request`: returns the packet for our own address. `judge`: returns "" for the answer, the reason for one that
-        refuses, and None for a packet that is none.
+        `request`: returns the packet, given our own address. `judge`: returns "" for an answer that grants the request, the
+        reason of a refusal, and None for any other packet.
         """
         loop, host = asyncio.get_running_loop(), self._host or default_gateway()
         try:

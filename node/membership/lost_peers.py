@@ -1,4 +1,4 @@
-"""Search for the peers of a run that this peer knows of, and its roster does not."""
+"""Search for peers of the run whose addresses this peer has, but which its roster does not contain."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class LostPeers:
     def absent(self) -> list[Contact]:
         """Peers that cannot be reached: the dead ones, and those that we seek.
 
-        Not those that only our Welcome named: it is not signed, and a claim must not be passed on for ever.
+        Without those that only our Welcome named: it is not signed, and peers must not pass on such a claim for ever.
         """
         roster = self._presence().roster
         dead = roster.peers.dead
         if not self._sought and not dead:
-            return []  # Nearly always; each newcomer that knocks asks for this.
+            return []  # The usual case, and fast: each newcomer that knocks needs this list.
         sought = self._unknown([contact for contact in self._sought if contact not in self._claims])
         found = {contact.transport_key: contact for contact in (*sought, *contacts_of(roster, dead))}
         return [found[key] for key in sorted(found)]
@@ -60,8 +60,8 @@ class LostPeers:
     async def _search(self) -> None:
         """Dial all at first, then DIALS in each reconnect period, at most for a day.
 
-        All at first, because the peer that ended our search may be another one that searched: without the others both would
-        found a lineage.
+        All at first, because the peer that has admitted us may have been searching, too: if neither found the others, the two
+        would found a lineage.
         """
         missing, preset = self._sought, self._preset
         until, pause = self._environment.now() + preset.tombstone, preset.probe_period
@@ -75,7 +75,7 @@ class LostPeers:
         self._sought = []
 
     def _unknown(self, sought: list[Contact]) -> list[Contact]:
-        """Return those that the roster does not know."""
+        """Return the sought peers that the roster does not contain."""
         unknown = {contact.transport_key for contact in sought}
         for record in self._presence().roster.peers.records() if unknown else ():
             unknown.discard(record.transport_key)

@@ -24,7 +24,7 @@ def main() -> None:
         return
     try:
         print(json.dumps({"address": answer(miniupnpc.UPnP(*filter(None, [request["interface"]])), request)}))
-    except Exception as error:  # of the library, of any kind
+    except Exception as error:  # The library raises exceptions of any kind.
         print(json.dumps({"error": str(error) or type(error).__name__}))
 
 
@@ -33,7 +33,7 @@ def answer(upnp: Any, request: dict[str, Any]) -> str:
     upnp.discoverdelay = DISCOVER_MILLISECONDS
     try:
         found = upnp.discover()
-    except Exception:  # without any answer its text is "Success"
+    except Exception:  # If no router answers, the text of the exception is "Success".
         found = 0
     if not found:
         raise LookupError("no router answers")
@@ -43,7 +43,7 @@ def answer(upnp: Any, request: dict[str, Any]) -> str:
         foreign = owner is not None and owner[0] != upnp.lanaddr
         if request["do"] == "unmap":
             if owner is not None and not foreign:
-                with suppress(Exception):  # of the library, of any kind; the other ports follow
+                with suppress(Exception):  # The library raises exceptions of any kind; the other ports follow.
                     upnp.deleteportmapping(port, "TCP")
             continue
         if foreign:

@@ -1,4 +1,4 @@
-"""Lineage of this peer: founds another one when the present one has no quorum."""
+"""The lineage of this peer, and the founding of another one when its members have no quorum."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SETTLE = 1.0
 class OwnLineage:
     """Lineage of one peer's replica, and the founding of the next one with the reachable peers.
 
-    `lineages`: those of other peers. `quorum_wait`: ends when a lineage is founded. `votes`: ours. `current`: returns the round
-    in progress. `founded`: called with the fork of a lineage that this peer and others have founded.
+    `lineages`: those of other peers. `quorum_wait`: ends when a lineage is founded. `votes`: the store of our votes. `current`:
+    returns the round in progress. `founded`: called with the fork of a lineage that this peer and others have founded.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class OwnLineage:
         lacks = current.missing_results, current.unclaimed
         if lacks != self._missing[0]:
             self._missing = lacks, now
-        # Voters that have restarted are reachable, but have lost the results. There are pauses between those that we follow.
+        # Voters that have restarted are reachable, but have lost the results. A peer that follows gets them with pauses.
         longest = PATIENCES * agreement.terms.patience
         if current.follows and not current.exhausted:
             longest = max(LATEST, longest)
@@ -135,7 +135,7 @@ class OwnLineage:
 
 
 def report(fork: Fork, emit: Emit) -> None:
-    """Emit the beginning of a lineage."""
+    """Emit the event "lineage", and its alarm: a lineage has begun."""
     members, name = len(set(fork.members) & set(fork.before)), name_of_fork(fork)
     others = len(fork.members) - members
     detail = f"{members} of {len(fork.before)} members"

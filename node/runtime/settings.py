@@ -45,10 +45,10 @@ LEAST_EVENTS = 10**6
 
 _MULTIADDRESS = re.compile(r"(/[0-9A-Za-z.:_-]{1,128}){2,16}")
 MONITORS = ("tensorboard", "wandb")
-"""Tools of others that can show a run."""
+"""Experiment trackers that can show a run."""
 
 HF = "hf:"
-"""Beginning of what names a model or data of the Hugging Face libraries."""
+"""Prefix of the name of a model or a data set of the Hugging Face libraries."""
 
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 

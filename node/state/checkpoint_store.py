@@ -74,8 +74,8 @@ SaveOutcome: TypeAlias = Saved | SaveFailed
 class Loaded:
     """The newest trusted checkpoint, if any; `remarks` names the ones skipped and why.
 
-    damaged: those of the remarks about a checkpoint that is newer, or that may be: an unreadable manifest shows no serial,
-    only the round in the name of its directory.
+    damaged: the remarks about checkpoints that are newer than it, or that may be: an unreadable manifest has no serial number,
+    so only the round in the name of its directory is known.
     """
 
     snapshot: Snapshot | None

@@ -33,8 +33,7 @@ class WorkShare:
 
     `group`: the peers that share the data, including `me`. `round`: the last committed round. `lease`: data that the
     peer may use, if the swarm has a data ledger. `trial`: the peer is on trial, and trains on the batches assigned to it, see
-    `Learner.score`. `step`: earlier inner steps of every peer, according to the swarm's
-    rounds.
+    `Learner.score`. `step`: inner steps that every peer has made before, according to the swarm's rounds.
     """
 
     group: Sequence[PeerId]

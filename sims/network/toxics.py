@@ -1,7 +1,7 @@
 """Faults of the path between two hosts: latency, jitter, loss, limits, and damage by relays.
 
 The terms are those of toxiproxy, a proxy for chaos tests. A stream remains a stream: lost data is retransmitted, so
-loss becomes a stall. Bytes that a relay flips, repeats or swaps must be detected by the ends.
+loss becomes a stall. The ends of a connection must detect bytes that a relay flips, repeats or swaps.
 """
 
 from __future__ import annotations

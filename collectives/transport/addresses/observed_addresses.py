@@ -1,7 +1,7 @@
-"""Addresses at which other peers see this one: judgement, and the kind of address translation.
+"""Judgement of the addresses at which other peers see this one; kind of the address translator.
 
 A sighting is a claim of one peer. Mappings and their names are those of RFC 4787, section 4.1: a translator whose
-mapping does not depend on the destination is a "cone", another one "symmetric".
+mapping does not depend on the destination is a "cone", any other translator is "symmetric".
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Nat: TypeAlias = Literal["none", "cone", "symmetric", "unknown"]
 class Sighting:
     """Claim of one peer about a connection that we opened to it; all addresses are "host:port".
 
-    `by`: its address. `local`: our address. `seen`: our address as it sees it. `reached`: whether it reached our gate at
-    the host of `seen` and the port `gate`; None: it did not try. `wall`: its clock in unix seconds. `rate`: bytes/s at which it
-    sent ballast to us, 0 if it sent none.
+    `by`: the peer's address. `local`: our address, as our machine knows it. `seen`: our address as the peer sees it. `reached`:
+    whether the peer reached our gate at the host of `seen` and the port `gate`; None: it did not try. `wall`: its clock in unix
+    seconds. `rate`: bytes/s at which it sent ballast, data without meaning that measures the link, to us; 0: it sent none.
     """
 
     by: str
@@ -57,11 +57,11 @@ class Reach:
 
 
 def judge(sightings: Iterable[Sighting]) -> Reach:
-    """Return what to believe.
+    """Return the address and the kind of translation that follow from several sightings.
 
-    A host is believed if peers of two subnets (see `subnet_of`) claim it, or no other host is claimed. Peers that see
-    our own private address share our network; their claims do not count for the outside. Those that see our own internet
-    address do. Of several believable hosts, none is believed.
+    A host is believed if peers of two subnets (see `subnet_of`) claim it, or if no other host is claimed; but if this holds for
+    several hosts, none is believed. A peer that sees our private address is in our network, so its claim does not
+    concern the address outside. A peer that sees an internet address that our machine itself has counts.
     """
     usable = [sighting for sighting in sightings if _valid(sighting)]
     outside = [one for one in usable if _host(one.seen) != _host(one.local) or scope_of(one.local) == "internet"]
@@ -100,7 +100,7 @@ def _mapping(sightings: list[Sighting]) -> Nat:
 
 
 def _valid(sighting: Sighting) -> bool:
-    """Return whether all three are IP addresses that can be dialled."""
+    """Return whether the three addresses of a sighting are IP addresses that can be dialled."""
     try:
         for address in (sighting.by, sighting.local, sighting.seen):
             subnet_of(split_address(address)[0])

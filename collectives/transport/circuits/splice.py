@@ -1,6 +1,6 @@
 """Two TCP connections at a relay whose bytes are passed to each other, with back-pressure.
 
-A relay has no keys of what it passes: CURVE and the sealed streams run from end to end.
+A relay has no keys for the data that it passes on: CURVE and the sealed streams run from end to end.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ LINGER = 5.0
 
 
 class Splice:
-    """Circuit of one pair: at most two ends.
+    """Circuit between two peers, the `pair`: at most two ends.
 
-    `ended(splice)` is called once, `relayed(pair, count)` for each piece.
+    `asker`: the peer that has asked for it. `ended(splice)` is called once, `relayed(pair, count)` for each piece of `count`
+    bytes.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class End(asyncio.BufferedProtocol):
             self.splice.made()
 
     def start(self) -> None:
-        """Send OPEN, with which the other side begins to send, and read its data."""
+        """Send OPEN, after which the peer at this end sends, and read what it sends."""
         assert self.transport is not None
         self._buffer = memoryview(bytearray(PIECE))
         self.transport.write(OPEN)

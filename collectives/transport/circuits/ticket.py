@@ -23,7 +23,7 @@ MAGIC = b"twcirc1\n"
 TICKET_BYTES = len(MAGIC) + TOKEN_BYTES
 
 OPEN = b"\1"
-"""Byte that the relay sends both ends when they are spliced. All that follows is the other end's."""
+"""Byte that the relay sends both ends when they are spliced. All later bytes come from the other end."""
 
 End = TypeVar("End", bound=asyncio.BaseProtocol)
 
@@ -41,7 +41,7 @@ def encode(name: bytes) -> bytes:
 def decode(data: bytes) -> bytes | None:
     """Return the name in a ticket, or None while `data` is only its beginning.
 
-    Raises ValueError if it is none.
+    Raises ValueError if it is not a ticket.
     """
     if not MAGIC.startswith(data[: len(MAGIC)]) or len(data) > TICKET_BYTES:
         raise ValueError("not a ticket")

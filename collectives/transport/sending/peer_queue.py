@@ -125,7 +125,7 @@ class PeerQueue:
 
 
 def cost(peer: PeerId, frame: Frame) -> tuple[int, Reader]:
-    """Return the bytes that a frame with pauses counts, and its reader.
+    """Return the bytes of a frame of state for `SendPriority`, and the reader of that state.
 
     An offer counts no bytes: the joiner waits for it, and it is small.
     """

@@ -82,7 +82,7 @@ class SharedSockets:
 class SocketLimits:
     """Limits of one socket: messages queued each way, bytes per part, bytes of an unfinished message.
 
-    `strict`: the last limit covers all messages together.
+    `strict`: `window` limits the bytes of all messages together.
     """
 
     messages: int
@@ -92,10 +92,12 @@ class SocketLimits:
 
 
 class ControlConnection:
-    """Control connection.
+    """Connection for control messages, encrypted by CURVE.
 
-    `received(self, key, parts)` gets each message with the transport key that the handshake proved. `relay`: the peer that
-    splices it to the other side, if any. `divert`: see TcpRelay.
+    `server_key`: transport key of the peer that we dial; b"": the peer has dialled us, and `domain` is the ZAP domain that
+    decides which keys may connect. `crowd`: the half-open connections among which it counts until `mark_authenticated`.
+    `received(self, key, parts)` gets each message with the transport key that the handshake proved; `closed(self, reason)` is
+    called once, at the end. `relay`: the peer that splices it to the other side, if any. `divert`: see TcpRelay.
     """
 
     def __init__(

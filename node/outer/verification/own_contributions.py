@@ -1,6 +1,6 @@
 """Our own contributions to the last rounds, for members that ask for them.
 
-These score them (trials.py) or audit the owner of a chunk (owner_audits.py).
+Members score them (trials.py), or audit the owner of a chunk with them (owner_audits.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def name_of(hashes: bytes) -> Digest:
 class OwnContributions:
     """Announced contributions of this peer to rounds of one fragment.
 
-    A member asks for chunks by the name of the hashes that we have announced. `needed`: whether members of this run ask.
+    A member asks for chunks by the name of the hashes that we have announced. `needed`: whether members of this
+    run ask; if not, none are stored.
     """
 
     def __init__(self, replica: Replica, send_queue: SendQueue, fragment: int, *, needed: bool) -> None:

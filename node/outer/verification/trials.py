@@ -1,8 +1,9 @@
 """Scores of contributions in open runs: each member scores one other peer in each round.
 
-It is a newcomer on trial or a member. After a round each member draws one of the peers that have announced a contribution to
-it, and asks for that while all make their next inner steps: then links are free, and the peer has committed itself to the
-contribution. A small step along it is evaluated before the inner steps after these, see score_book.py. In its announcements a
+The scored peer is a newcomer on trial or a member. After a round each member draws one of the peers that have announced a
+contribution to it, and asks for that contribution while all peers make their next inner steps: then links are free, and the
+drawn peer can no longer change it. Before the inner steps of the round after that, the member evaluates a small step along the
+contribution, see score_book.py. In its announcements a
 member endorses newcomers with a good score and peers that it has seen as members before, and distrusts members whose
 contributions do not lower the loss. Electorate.uncounted counts these opinions.
 """
@@ -171,7 +172,7 @@ class Trials:
         self._base = self._replica.theta.copy()
 
     def _draw(self, done: Round, base: Floats | None) -> None:
-        """Draw a peer with a contribution to a committed round, and ask for it; not without one of ours."""
+        """Draw a contributor of a committed round, and ask for its contribution, if ours is in it, too."""
         agreement, members = done.agreement, self._replica.members
         for sample in self._samples:
             if not sample.whole and not sample.newcomer and self._roster.peers.is_live(sample.peer):
@@ -194,7 +195,7 @@ class Trials:
             return
         sample = ScoredContribution(peer, peer in newcomers, agreement.ready[peer], own, base)
         hashes, reason = sample.ready.hashes, ""
-        # Members are not compared: another peer could announce their hashes as its own, to put them out.
+        # Members are not compared: a liar could announce their hashes as its own, to have them excluded.
         if sample.newcomer and copied(peer, self._earlier(peer, agreement.ready), members):
             reason = "it copies the contribution of another peer"
         elif len(hashes) % 32 or not self._replica.fits(len(hashes) // 32):

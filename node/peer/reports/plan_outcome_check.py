@@ -17,10 +17,10 @@ from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.quantized_links import CEILING
 
 ROUNDS = 64
-"""Rounds of which the medians are compared, the last ones."""
+"""Number of newest rounds whose medians are compared."""
 
 CYCLES = 8
-"""Rounds of each fragment that are kept at least."""
+"""Least number of rounds of each fragment that are compared."""
 
 NAMES = ("fragment", "contributors", "sync_seconds", "steps", "bytes_up", "bytes_down")
 """Fields of the event of a round that a comparison needs."""
@@ -61,7 +61,7 @@ class PlanCheck:
         self._rounds.append({"kind": "round", "at": at, **{name: fields[name] for name in NAMES if name in fields}})
 
     def interrupt(self) -> None:
-        """Note a round without our contribution: the time and bytes until the next one count in none."""
+        """Note a round without our contribution: time and bytes until our next one belong to no round."""
         self._rounds.append({"kind": "start"})
 
     def compare(

@@ -18,7 +18,7 @@ BACKWARD = 2.5
 """Cost of a backward pass in forward passes, including what is recomputed for it."""
 
 UNKNOWN = 1.0
-"""Samples per second of unmeasured peers; once a peer is measured, they have the mean."""
+"""Samples per second of unmeasured peers; once peers are measured, the mean of these is used."""
 
 
 class SpeedEstimate:

@@ -45,6 +45,6 @@ class Timeouts:
         return max(since, self._last.get(leg, 0.0)) + bound
 
     def left(self, leg: Leg, since: float) -> float:
-        """Return the seconds until then; 0 if the peer has stalled."""
+        """Return the seconds until a peer that started at `since` has stalled; 0 if it has stalled."""
         left = self.until(leg, since) - self._now()
         return left if left > CLOCK_STEP else 0.0
