@@ -306,7 +306,8 @@ print(world.sent, hashlib.sha256(repr((world.log, states)).encode()).hexdigest()
 def test_roster_runs_are_equal_for_any_hash_seed() -> None:
     outputs = []
     for seed in ("0", "99"):
-        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(TESTS)}
+        path = os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", "")))
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
         done = subprocess.run([sys.executable, "-c", _TRACE], env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout)
