@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from functools import partial
 
 from thinwire.collectives.blocking_work import JobPart
@@ -13,12 +13,11 @@ from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.state_sync.chunk_transfer import LATEST
 from thinwire.collectives.state_sync.state_offers import Offered, Replay, matches
 from thinwire.collectives.state_sync.state_sync import FetchedState, OtherModelState
-from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.progress_claims import ProgressClaims
+from thinwire.node.outer.session import FragmentRounds
 from thinwire.node.outer.state_server import StateServer
 from thinwire.node.runtime.asyncio_extra import Work
-from thinwire.node.state.replica import Replica
 from thinwire.swarm.lineage import lineage_of, prevails
 from thinwire.swarm.messages.registry import Ask, PeerId
 
@@ -31,21 +30,16 @@ class CatchUp:
 
     It follows what a chain proves: a later round of its lineage, or a lineage that prevails. The state is fetched
     only if no peer has sent the commit of our round for one patience, or if no peer has its results any more.
-    `current` returns the round in progress; `factory` makes the rounds of `fragment`. `turn`:
-    held while chunks of a state are fetched; sessions of other fragments share it.
+    `factory` makes the rounds. `turn`: held while chunks of a state are fetched; sessions of other fragments share it.
     """
 
     def __init__(
         self,
-        replica: Replica,
+        rounds: FragmentRounds,
         states: StateServer,
         *,
-        presence: Presence,
         factory: RoundFactory,
-        current: Callable[[], Round],
         lineages: Lineages,
-        now: Callable[[], float],
-        fragment: int,
         turn: asyncio.Semaphore | None,
     ) -> None:
         self.behind = factory.behind
@@ -56,10 +50,16 @@ class CatchUp:
         """Peers that have left, or refuse connections; they are not waited for."""
         self.began_late = False
         """True if most of the other live members claimed to be past the round in progress when it began here."""
-        self._claims, self._now = ProgressClaims(now), now
-        self._replica, self._states, self._round_factory, self._current = replica, states, factory, current
+        presence = rounds.presence
+        self._claims, self._now = ProgressClaims(rounds.now), rounds.now
+        self._replica, self._states, self._round_factory, self._current = (
+            rounds.replica,
+            states,
+            factory,
+            rounds.current,
+        )
         self._roster, self._live, self._send_queue = presence.roster, presence.live, presence.send_queue
-        self._me, self._fragment = presence.roster.record.peer_id, fragment
+        self._me, self._fragment = presence.roster.record.peer_id, rounds.fragment
         self._lineages, self._turn, self._failed = lineages, turn, 0
         self._proved_since: float | None = None
         """Time since which other peers have proved to be ahead of the round in progress; None if none has."""

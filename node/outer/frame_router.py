@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from thinwire.collectives.health.straggler_grace import StragglerGrace
-from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import fragment_of, round_of
 from thinwire.collectives.transport.pending_frames import PendingFrames
-from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.catch_up import CatchUp
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.own_lineage import OwnLineage
 from thinwire.node.outer.round_history import RoundHistory
+from thinwire.node.outer.session import FragmentRounds
 from thinwire.node.outer.state_server import STATE, StateServer
 from thinwire.node.outer.verification.verification import Verification
-from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
     Ask,
@@ -35,21 +31,17 @@ from thinwire.swarm.messages.registry import (
 
 
 class FrameRouter:
-    """Receiver of frames, link events and time for the rounds of one `fragment`.
+    """Receiver of frames, link events and time for the rounds of one fragment.
 
-    Frames of the round in progress (`current` returns it) go to it, those of past rounds to `history`, those of the next round
-    wait in `pending_frames`, and those about states and lineages go to their parts. The sender of a frame of a round that is
-    not stored any more is told that it is behind. `announced`: latest announcement of each peer, updated here.
+    Frames of the round in progress go to it, those of past rounds to `history`, those of the next round wait in
+    `pending_frames`, and those about states and lineages go to their parts. The sender of a frame of a round that is not stored
+    any more is told that it is behind. `announced`: latest announcement of each peer, updated here.
     """
 
     def __init__(
         self,
-        replica: Replica,
-        presence: Presence,
-        fragment: int,
+        rounds: FragmentRounds,
         *,
-        now: Callable[[], float],
-        current: Callable[[], Round],
         states: StateServer,
         catch_up: CatchUp,
         lineages: Lineages,
@@ -62,8 +54,9 @@ class FrameRouter:
     ) -> None:
         self.dropped_frames = 0
         """Dropped frames of past or distant rounds."""
-        self._replica, self._fragment, self._now, self._current = replica, fragment, now, current
-        self._live, self._send_queue = presence.live, presence.send_queue
+        self._replica, self._fragment = rounds.replica, rounds.fragment
+        self._now, self._current = rounds.now, rounds.current
+        self._live, self._send_queue = rounds.presence.live, rounds.presence.send_queue
         self._states, self._catch_up, self._lineages, self._own_lineage = states, catch_up, lineages, own_lineage
         self._history, self._straggler_grace, self._pending_frames, self._announced = (
             history,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Collection, Generator
 
 from thinwire.collectives.blocking_work import JobPart
-from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.state_sync.state_offers import ReceivedChains
 from thinwire.compression.core.types import Buffer
-from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.quorum_wait import QuorumWait
+from thinwire.node.outer.session import FragmentRounds
 from thinwire.node.outer.state_server import StateServer
-from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.lineage import (
     descends,
@@ -28,34 +26,31 @@ from thinwire.swarm.messages.registry import Chain, Fork, Head, PeerId
 class Lineages:
     """Lineages of other peers, compared with that of our replica.
 
-    `current`: returns the round in progress. `quorum_wait`: wait for its quorum. `states.entered`: True if our state is the
-    swarm's. `chains`: those that other peers have sent. `founder`: author of the manifest; a peer without a state believes
-    only a chain that begins with this peer. Empty: it believes any.
+    `quorum_wait`: wait for the quorum of the round in progress. `states.entered`: True if our state is the swarm's. `chains`:
+    those that other peers have sent. `founder`: author of the manifest; a peer without a state believes only a chain that
+    begins with this peer. Empty: it believes any.
     """
 
     def __init__(
         self,
-        replica: Replica,
-        presence: Presence,
-        fragment: int,
+        rounds: FragmentRounds,
         *,
-        now: Callable[[], float],
         chains: ReceivedChains,
-        current: Callable[[], Round],
         quorum_wait: QuorumWait,
         states: StateServer,
         founder: bytes,
     ) -> None:
-        self._replica, self._fragment, self._now, self._received = replica, fragment, now, chains
+        presence = rounds.presence
+        self._replica, self._fragment, self._now, self._received = rounds.replica, rounds.fragment, rounds.now, chains
         self._live, self._send_queue, self._me = presence.live, presence.send_queue, presence.roster.record.peer_id
-        self._current, self._quorum_wait, self._states, self._founder = current, quorum_wait, states, founder
-        self._name = replica.lineage
+        self._current, self._quorum_wait, self._states, self._founder = rounds.current, quorum_wait, states, founder
+        self._name = rounds.replica.lineage
         """Our lineage in the round in progress."""
         self._claimed_names: dict[PeerId, bytes] = {}
         """Lineages of other peers, as they claim."""
         self._chains: dict[PeerId, Chain] = {}
         """Their chains, which are valid, as far as these may be of use."""
-        self._rationed, self._job = presence.rationed, ("chain", fragment)
+        self._rationed, self._job = presence.rationed, ("chain", rounds.fragment)
         self._missed: set[PeerId] = set()
         """Peers to ask again for a chain that came while another was being checked, or too many waited."""
 

@@ -8,9 +8,9 @@ from thinwire.collectives.consensus.chain import end_of
 from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.state_sync.chunk_transfer import LATEST
-from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.quorum_wait import PATIENCES, QuorumWait
+from thinwire.node.outer.session import FragmentRounds
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import sign_message
@@ -26,30 +26,28 @@ SETTLE = 1.0
 class OwnLineage:
     """Lineage of one peer's replica, and the founding of the next one with the reachable peers.
 
-    `lineages`: those of other peers. `quorum_wait`: ends when a lineage is founded. `votes`: the store of our votes. `current`:
-    returns the round in progress. `founded`: called with the fork of a lineage that this peer and others have founded.
+    `lineages`: those of other peers. `quorum_wait`: ends when a lineage is founded. `votes`: the store of our votes. `founded`:
+    called with the fork of a lineage that this peer and others have founded.
     """
 
     def __init__(
         self,
-        replica: Replica,
-        presence: Presence,
-        fragment: int,
+        rounds: FragmentRounds,
         lineages: Lineages,
         quorum_wait: QuorumWait,
         *,
-        now: Callable[[], float],
         emit: Emit,
         sign: Callable[[Message], bytes],
         key_of: Callable[[PeerId], bytes | None],
         votes: VoteStore,
-        current: Callable[[], Round],
         founded: Callable[[Fork], None],
     ) -> None:
-        self._replica, self._fragment, self._lineages, self._quorum_wait = replica, fragment, lineages, quorum_wait
+        presence = rounds.presence
+        self._replica, self._fragment = rounds.replica, rounds.fragment
+        self._now, self._current = rounds.now, rounds.current
         self._live, self._send_queue, self._me = presence.live, presence.send_queue, presence.roster.record.peer_id
-        self._now, self._emit, self._sign, self._key_of = now, emit, sign, key_of
-        self._votes, self._current, self._founded = votes, current, founded
+        self._lineages, self._quorum_wait, self._emit = lineages, quorum_wait, emit
+        self._sign, self._key_of, self._votes, self._founded = sign, key_of, votes, founded
         self._founding: Founding | None = None
         self._missing = (0, False), 0.0
         """Results that the round in progress lacks, True if it lacks claims, and the time since which it does."""

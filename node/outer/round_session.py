@@ -28,7 +28,7 @@ from thinwire.node.outer.own_lineage import OwnLineage, continue_alone, report
 from thinwire.node.outer.quorum_wait import QuorumWait
 from thinwire.node.outer.round_history import RoundHistory
 from thinwire.node.outer.round_starter import RoundStarter
-from thinwire.node.outer.session import ReplicaSession, SessionContext
+from thinwire.node.outer.session import FragmentRounds, ReplicaSession, SessionContext
 from thinwire.node.outer.state_server import StateServer
 from thinwire.node.runtime.asyncio_extra import Result, Work
 from thinwire.node.state.replica import Replica
@@ -84,31 +84,20 @@ class RoundSession(ReplicaSession):
         """Chains that other peers have sent."""
         self.states = self._state_server(entered=context.entered and self.me in replica.members)
         self.quorum_wait = QuorumWait(manifest.exchange.orphan, now=now, current=lambda: self.current)
+        rounds = FragmentRounds(
+            replica=replica, presence=self.presence, fragment=fragment, now=now, current=lambda: self.current
+        )
         self.lineages = Lineages(
-            replica,
-            self.presence,
-            fragment,
-            now=now,
+            rounds,
             chains=self.chains,
-            current=lambda: self.current,
             quorum_wait=self.quorum_wait,
             states=self.states,
             # A lost pipeline stage begins again with the peer that makes it.
             founder=b"" if self._staged else context.founder,
         )
-        self.own_lineage = self._own_lineage()
-        self.catch_up: CatchUp = CatchUp(
-            replica,
-            self.states,
-            presence=self.presence,
-            factory=self.factory,
-            current=lambda: self.current,
-            lineages=self.lineages,
-            now=now,
-            fragment=fragment,
-            turn=turn,
-        )
-        self._router = self._frame_router()
+        self.own_lineage = self._own_lineage(rounds)
+        self.catch_up: CatchUp = CatchUp(rounds, self.states, factory=self.factory, lineages=self.lineages, turn=turn)
+        self._router = self._frame_router(rounds)
         # If the clock was set back, the stored highest number of this life is higher.
         self.current = self.starter.start(max(self.roster.record.first_attempt, self.votes.numbers))
         self._send_queue.begin(self.current.round, self.fragment)
@@ -143,29 +132,21 @@ class RoundSession(ReplicaSession):
             paced=not self._staged,
         )
 
-    def _own_lineage(self) -> OwnLineage:
+    def _own_lineage(self, rounds: FragmentRounds) -> OwnLineage:
         return OwnLineage(
-            self.replica,
-            self.presence,
-            self.fragment,
+            rounds,
             self.lineages,
             self.quorum_wait,
-            now=self._now,
             emit=self._emit,
             sign=lambda message: sign_message(message, b"", self.identity, self.run_id),
             key_of=self.factory.key_of,
             votes=self.votes,
-            current=lambda: self.current,
             founded=self._founded,
         )
 
-    def _frame_router(self) -> FrameRouter:
+    def _frame_router(self, rounds: FragmentRounds) -> FrameRouter:
         return FrameRouter(
-            self.replica,
-            self.presence,
-            self.fragment,
-            now=self._now,
-            current=lambda: self.current,
+            rounds,
             states=self.states,
             catch_up=self.catch_up,
             lineages=self.lineages,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from thinwire.collectives.consensus.vote_store import OpenVotes, open_in_memory
+from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.state_sync.state_sync import FetchedState, OtherModelState
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.topology.shards import Grid
@@ -43,6 +44,20 @@ class SessionContext:
     votes: OpenVotes = open_in_memory
     on_commit: Callable[[], None] = lambda: None
     founder: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentRounds:
+    """Replica, peers and round in progress of one fragment, for the parts of a RoundSession.
+
+    now: monotonic seconds. current: returns the round in progress.
+    """
+
+    replica: Replica
+    presence: Presence
+    fragment: int
+    now: Callable[[], float]
+    current: Callable[[], Round]
 
 
 class Session(ABC):

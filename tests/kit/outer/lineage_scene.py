@@ -16,6 +16,7 @@ from thinwire.collectives.state_sync.state_offers import ReceivedChains
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.own_lineage import OwnLineage
 from thinwire.node.outer.quorum_wait import QuorumWait
+from thinwire.node.outer.session import FragmentRounds
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.lineage import lineage_of, newest_round
 from thinwire.swarm.messages.registry import (
@@ -101,29 +102,28 @@ class Scene:
         )
         self.current = self.next_round()
         self.quorum_wait = QuorumWait(orphan, now=lambda: self.now, current=lambda: self.current)
-        self.lineages = Lineages(
-            self.replica,
-            presence,
-            0,
+        rounds = FragmentRounds(
+            replica=self.replica,
+            presence=presence,
+            fragment=0,
             now=lambda: self.now,
-            chains=ReceivedChains(partial(checked, fraction=0.5, verifier=lambda keys: self._verify)),
             current=lambda: self.current,
+        )
+        self.lineages = Lineages(
+            rounds,
+            chains=ReceivedChains(partial(checked, fraction=0.5, verifier=lambda keys: self._verify)),
             quorum_wait=self.quorum_wait,
             states=self.states,
             founder=founder,
         )
         self.own_lineage = OwnLineage(
-            self.replica,
-            presence,
-            0,
+            rounds,
             self.lineages,
             self.quorum_wait,
-            now=lambda: self.now,
             emit=lambda name, fields: self.events.append((name, fields)),
             sign=lambda message: sign(me, message),
             key_of=lambda peer: None,
             votes=self.store,
-            current=lambda: self.current,
             founded=self.founded,
         )
 

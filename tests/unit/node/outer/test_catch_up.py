@@ -9,6 +9,7 @@ from thinwire.collectives.consensus.chain import Configuration, founded
 from thinwire.collectives.state_sync.chunk_transfer import LATEST
 from thinwire.collectives.state_sync.state_sync import OtherModelState
 from thinwire.node.outer.catch_up import TRIES, CatchUp
+from thinwire.node.outer.session import FragmentRounds
 from thinwire.swarm.lineage import lineage_of
 from thinwire.swarm.messages.registry import Ask, Fork, StateOffer
 
@@ -58,17 +59,15 @@ class Here:
             trusted=lambda fork: fork.lives != WORSE[0].fork.lives,
         )
         replica = SimpleNamespace(round=3, members=members, chain=chain, lineage=lineage_of(chain))
-        self.catch_up = CatchUp(
-            replica,
-            self.states,
+        rounds = FragmentRounds(
+            replica=replica,
             presence=SimpleNamespace(roster=roster, live={ANN, BEN}, send_queue=send_queue),
-            factory=SimpleNamespace(behind=asyncio.Event(), patience=PATIENCE, floor=0.5),
-            current=lambda: self.current,
-            lineages=lineages,
-            now=lambda: self.now,
             fragment=0,
-            turn=None,
+            now=lambda: self.now,
+            current=lambda: self.current,
         )
+        factory = SimpleNamespace(behind=asyncio.Event(), patience=PATIENCE, floor=0.5)
+        self.catch_up = CatchUp(rounds, self.states, factory=factory, lineages=lineages, turn=None)
         self.proven = 4
 
     def accepts_offer(self, round, chain):
