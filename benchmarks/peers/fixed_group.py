@@ -23,6 +23,7 @@ from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.outcome import Outcome
+from thinwire.collectives.rounds.data_plane_factory import DataPlaneFactory, DataPlaneSpec
 from thinwire.collectives.rounds.data_planes.contributions import ContributionSummary, summarize
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory, round_of
@@ -74,19 +75,16 @@ class Averager:
         self._live = set(self._keys)
         self._votes = MemoryVoteStore()
         self._members, self._base = tuple(sorted(self._keys)), bytes(32)
+        spec = DataPlaneSpec(codec=codec, rule=AggregationSpec(rule), topology=topology, by_bandwidth=bandwidth)
         self._round_factory = RoundFactory(
             identity,
             run_id,
-            codec=codec,
-            rule=AggregationSpec(rule),
+            DataPlaneFactory(spec, run_id, send_queue=self._send_queue, now=now, aside=work),
             send_queue=self._send_queue,
             now=now,
             live=self._live,
             key_of=self._keys.get,
             patience=patience,
-            by_bandwidth=bandwidth,
-            topology=topology,
-            aside=work,
         )
         self._topology = topology
         self._number = 1

@@ -11,21 +11,14 @@ from weakref import ref
 
 import blake3
 import numpy as np
-from thinwire.collectives.aggregation.norm_bounds import norm_bound
-from thinwire.collectives.aggregation.rule_factory import dense_rule
-from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.consensus.certificates import certificate
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.data_planes.allgather import AllGather
-from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
-from thinwire.collectives.rounds.data_planes.contributions import Screen
+from thinwire.collectives.rounds.data_plane_factory import DataPlaneFactory
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
-from thinwire.collectives.rounds.data_planes.hierarchy import Hierarchy
 from thinwire.collectives.rounds.data_planes.ring import Ring
-from thinwire.collectives.rounds.data_planes.sparse_butterfly import OwnerResiduals, SparseShardedReduce
 from thinwire.collectives.rounds.repair import Paced
 from thinwire.collectives.rounds.round import Opinions, Round
 from thinwire.collectives.timing import TICK, Patience
@@ -33,12 +26,8 @@ from thinwire.collectives.topology.peer_backoff import Backoff, PeerBackoff
 from thinwire.collectives.topology.placement import Rate, Trip
 from thinwire.collectives.topology.ring_order import best
 from thinwire.collectives.topology.shards import Grid
-from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.collectives.transport.sending.send_queue import SendQueue
-from thinwire.compression.core.codec import Codec
-from thinwire.swarm.aggregation_spec import AggregationSpec
-from thinwire.swarm.choices import Collective, Topology
 from thinwire.swarm.evidence import ReportEquivocation
 from thinwire.swarm.frame import sign_message, verify_message
 from thinwire.swarm.identity.identity import Identity, peer_id_of
@@ -66,50 +55,36 @@ def fragment_of(message: Message) -> int:
 
 
 class RoundFactory:
-    """Creates rounds with common settings.
+    """Creates rounds with common settings, whose data planes `planes` makes.
 
     - `live`: peers with a link, maintained by the caller. `key_of`: Ed25519 public key of another peer, None if unknown.
     - `patience`: seconds without progress before a peer acts; never below the given value, adapts to the duration of rounds.
-    - `by_bandwidth`: peers own as many chunks as their links can carry; otherwise all own equally many.
-    - `collective`: "all-gather": every payload goes to all peers (`codec` only validates it); "sparse-butterfly": each
-      chunk has an owner that sums contributions and sends the largest values of the sum; "butterfly": chunks are
-      aggregated by `rule`.
-    - `topology` of a butterfly: "butterfly" (at the owners), "ring" (while they travel) or "hierarchy" (in sites first).
     - `site`: the network that we share with others. `pending_frames`: frames for next rounds, if other factories of this
       peer share them. `peer_backoff`: pauses of peers, if an audit of owners adds to them.
-    - `aside`: computes large results of chunks that we own. `owner_residuals`: residuals of those of a sparse butterfly.
-    - `report_equivocation`, `banned`, `trial`: see Agreement. `opinions`, `paced`: see Round. `audited`: see Butterfly; in
-      other planes without effect.
+    - `report_equivocation`, `banned`, `trial`: see Agreement. `opinions`, `paced`: see Round.
     """
 
     def __init__(
         self,
         identity: Identity,
         run_id: Digest,
+        planes: DataPlaneFactory,
         *,
-        codec: Codec | Screen,
-        rule: AggregationSpec,
         send_queue: SendQueue,
         now: Callable[[], float],
         live: Collection[PeerId],
         key_of: Callable[[PeerId], bytes | None],
         patience: float,
         phase: Callable[[int, str], None] = lambda round, name: None,
-        collective: Collective = "butterfly",
-        by_bandwidth: bool = False,
-        topology: Topology = "butterfly",
         site: str = "",
         pending_frames: PendingFrames | None = None,
         peer_backoff: PeerBackoff | None = None,
-        owner_residuals: OwnerResiduals | None = None,
-        aside: Work = at_once,
         slow_peers: Callable[[], Collection[PeerId]] = tuple,
         spans: Callable[[], tuple[Span, ...]] = tuple,
         report_equivocation: ReportEquivocation = lambda peer, first, second: None,
         banned: Callable[[], Collection[PeerId]] = tuple,
         trial: Callable[[PeerId], bool] = lambda peer: False,
         opinions: Opinions = lambda: ((), ()),
-        audited: bool = False,
         paced: Paced = lambda peer, round: False,
     ) -> None:
         self.floor, self._patience = patience, Patience(patience)
@@ -121,18 +96,12 @@ class RoundFactory:
         """Returns peers that must not own chunks in rounds that we lead."""
         self.spans = spans
         """Returns our measurements of links to other peers."""
-        self._identity, self._run_id = identity, run_id
-        self._codec, self._rule, self._send_queue, self._now = codec, dense_rule(rule), send_queue, now
-        self._bound = norm_bound(rule)
-        self._live, self._key_of, self._phase, self._collective = live, key_of, phase, collective
-        self._topology, self._site, self._guarded = topology, site, rule.rule == "clip"
-        self._usual: dict[int, dict[int, float]] = {}
-        self._pool = BufferPool()
+        self.planes = planes
+        self._identity, self._run_id, self._send_queue, self._now = identity, run_id, send_queue, now
+        self._live, self._key_of, self._phase, self._site = live, key_of, phase, site
         self._last: Callable[[], DataPlane | None] = lambda: None  # others decide how long its results stay in memory
-        self.owner_residuals, self._aside = OwnerResiduals() if owner_residuals is None else owner_residuals, aside
-        self.peer_backoff, self._audited = PeerBackoff() if peer_backoff is None else peer_backoff, audited
+        self.peer_backoff = PeerBackoff() if peer_backoff is None else peer_backoff
         self._met: dict[PeerId, bytes] = {}  # keys of members that proposals of the round in progress carry
-        self._by_bandwidth = by_bandwidth
         self._report_equivocation, self._banned, self._trial, self._opinions = (
             report_equivocation,
             banned,
@@ -153,13 +122,11 @@ class RoundFactory:
     ) -> Round:
         """Create a round; this fills in the order of the members and the patience of `terms`.
 
-        `terms.members` come by seniority. `store`: memory of our votes. `turn`: number of the vector, if vectors take turns:
-        usual norms are stored per vector.
+        `terms.members` come by seniority. `store`: memory of our votes. `turn`: see DataPlaneFactory.make.
         """
         number = (terms.fragment << 48) + terms.round  # so that fragments do not all have the same backups
         seed = blake3.blake3(self._run_id + number.to_bytes(8, "big")).digest()
-        sized = self._by_bandwidth and self._topology == self._collective == "butterfly"
-        chunks = len(grid) if sized else 0
+        spec = self.planes.spec
         order = leader_order(seed, terms.members, terms.round, terms.fragment)
         self._met = {}
         agreement = Agreement(
@@ -169,10 +136,10 @@ class RoundFactory:
                 members=order,
                 seniors=terms.members,
                 patience=self.patience,
-                chunks=chunks,
-                relays=self._by_bandwidth and self._collective == "all-gather",
-                sited=self._topology == "hierarchy",
-                ring=partial(self._ring, seed, terms.round) if self._topology == "ring" else None,
+                chunks=len(grid) if spec.sized else 0,
+                relays=spec.relays,
+                sited=spec.topology == "hierarchy",
+                ring=partial(self._ring, seed, terms.round) if spec.topology == "ring" else None,
             ),
             sign=lambda message: sign_message(message, b"", self._identity, self._run_id),
             verify=self.verify,
@@ -185,7 +152,7 @@ class RoundFactory:
             banned=self._banned,
             trial=self._trial,
         )
-        data_plane = self._plane(agreement, grid, seed, turn, on_result=lambda: current.pump())
+        data_plane = self.planes.make(agreement, grid, seed=seed, turn=turn, on_result=lambda: current.pump())
         current = Round(
             agreement,
             data_plane,
@@ -207,28 +174,7 @@ class RoundFactory:
         return current
 
     def _link(self) -> tuple[int, int]:
-        return self._send_queue.bandwidth.end_round() if self._by_bandwidth else (0, 0)
-
-    def _plane(
-        self, agreement: Agreement, grid: Grid, seed: bytes, turn: int, on_result: Callable[[], None]
-    ) -> DataPlane:
-        usual = self._usual.setdefault(turn, {})
-        common: dict[str, Any] = dict(send_queue=self._send_queue, now=self._now, usual=usual, phase=self._phase)
-        if self._collective == "all-gather":
-            return AllGather(agreement, screen=self._codec, pieces=grid, **common)
-        common |= dict(codec=self._codec, grid=grid)
-        if self._collective == "sparse-butterfly":
-            common |= dict(aside=self._aside, on_result=on_result)
-            return SparseShardedReduce(
-                agreement, owner_residuals=self.owner_residuals, ownership_seed=self._run_id, **common
-            )
-        common |= dict(rule=self._rule, seed=seed, pool=self._pool)
-        if self._topology == "hierarchy":
-            return Hierarchy(agreement, groups=self._usual.setdefault(-1 - turn, {}), **common)
-        if self._topology == "ring":
-            return Ring(agreement, guarded=self._guarded, **common)
-        common |= dict(audited=self._audited, bound=self._bound, aside=self._aside, on_result=on_result)
-        return Butterfly(agreement, **common)
+        return self._send_queue.bandwidth.end_round() if self.planes.spec.by_bandwidth else (0, 0)
 
     @property
     def patience(self) -> float:

@@ -287,7 +287,7 @@ class RoundSession(ReplicaSession):
 
     def _report_lost_residuals(self) -> None:
         """Report lost owner residuals: other peers own their chunks, or the state was replaced."""
-        residuals = self.factory.owner_residuals
+        residuals = self.factory.planes.owner_residuals
         chunks, square = residuals.lost
         if chunks:
             residuals.lost = 0, 0.0

@@ -9,6 +9,7 @@ import msgspec
 from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.health.straggler_grace import StragglerGrace
+from thinwire.collectives.rounds.data_plane_factory import DataPlaneFactory, DataPlaneSpec
 from thinwire.collectives.rounds.data_planes.allgather_payload import room
 from thinwire.collectives.rounds.repair import Paced
 from thinwire.collectives.rounds.round import Round
@@ -58,32 +59,42 @@ class RoundStarter:
         )
         trials = self.verification.trials
         watch = presence.watch if exchange.slow_peers == "no-ownership" else None
+        spec = DataPlaneSpec(
+            codec=replica.codec,
+            rule=exchange.rule,
+            collective=exchange.collective,
+            topology=exchange.topology,
+            by_bandwidth=exchange.chunk_assignment == "bandwidth",
+            audited=manifest.audited,
+        )
+        planes = DataPlaneFactory(
+            spec,
+            run_id,
+            send_queue=presence.send_queue,
+            now=context.now,
+            phase=phase,
+            owner_residuals=replica.owner_residuals,
+            aside=presence.aside,
+        )
         self.factory = RoundFactory(
             identity,
             run_id,
-            codec=replica.codec,
-            rule=exchange.rule,
+            planes,
             send_queue=presence.send_queue,
             now=context.now,
             live=presence.live,
             key_of=self._key_of,
             patience=context.patience,
             phase=phase,
-            collective=exchange.collective,
-            by_bandwidth=exchange.chunk_assignment == "bandwidth",
-            topology=exchange.topology,
             site=presence.site,
             pending_frames=pending_frames,
             peer_backoff=backoff,
-            owner_residuals=replica.owner_residuals,
-            aside=presence.aside,
             slow_peers=tuple if watch is None else watch.slow,
             spans=presence.spans,
             report_equivocation=self._report_equivocation,
             banned=lambda: presence.roster.peers.banned,
             trial=trials.on_trial,
             opinions=trials.opinions,
-            audited=manifest.audited,
             paced=paced,
         )
         self.straggler_grace = StragglerGrace(

@@ -22,7 +22,7 @@ def falsify(
 
     def begin(session: RoundSession | GossipSession) -> None:
         if isinstance(session, RoundSession):
-            session.factory._rule = partial(change, session.factory._rule)
+            session.factory.planes.rule = partial(change, session.factory.planes.rule)
 
     return each(begin)
 
