@@ -100,7 +100,7 @@ def sparse(
     return make
 
 
-def sieved(
+def sparse_butterfly(
     spec: str = "topk(k=64,chunk=4096)|2bit|rice",
     *,
     keep: float = 0.5,

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from thinwire.node.training.inner_optimizer import InnerConfig
 
-from benchmarks.training.outermeans import demo_run, dense, low_rank, sieved, sparse
+from benchmarks.training.outermeans import demo_run, dense, low_rank, sparse, sparse_butterfly
 from benchmarks.training.toy import PEERS, Make, Toy, apart, synchronous, text, train
 from benchmarks.training.unlike import ByAll, asynchronous, overlapped, paired
 
@@ -52,9 +52,9 @@ RUNS: dict[str, Callable[[Toy], float]] = {
     "denominator mean": rounds_of(sparse(denominator="mean")),
     "contributor mean": rounds_of(sparse(denominator="contributor_mean")),
     "30% excluded": rounds_of(sparse(excluded=0.3)),
-    "sieve": rounds_of(sieved()),
-    "sieve, keep .95": rounds_of(sieved(keep=0.95)),
-    "sieve, as many": rounds_of(sieved(wide=1)),
+    "sparse butterfly": rounds_of(sparse_butterfly()),
+    "sparse butterfly, keep .95": rounds_of(sparse_butterfly(keep=0.95)),
+    "sparse butterfly, as many": rounds_of(sparse_butterfly(wide=1)),
     "30% restored": rounds_of(sparse(excluded=0.3, on_exclusion="restore")),
     "demo k=32": demo_run("demo(k=32)"),
     "powersgd rank 8": rounds_of(low_rank(8)),

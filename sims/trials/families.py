@@ -96,7 +96,9 @@ FAMILIES: Mapping[str, Family] = {
     "muloco": Family([_method("muloco")]),
     "noloco": Family([_method("noloco")], DENSE[:2], topologies=_NONE),
     "sparseloco": Family([_method("sparseloco")], TOPK, topologies=_NONE),
-    "sieve": Family([_method("sparseloco")], TOPK, 'collective = "sparse-butterfly"\n', _NONE),
+    "sparse-butterfly": Family(
+        [_method("sparseloco")], TOPK, 'collective = "sparse-butterfly"\n', _NONE, drawn_as="sieve"
+    ),
     "demo": Family([_method("demo")], ("demo(k=16,chunk=256)|2bit|rice",), topologies=_NONE),
     "powersgd": Family([_method("powersgd")], ("powersgd(rank=4)", "powersgd(rank=1)")),
     "streaming": Family(_PARTS, steps=12),

@@ -4,7 +4,7 @@
     python -m thinwire.sims.trials.trial 0 200            # seeds 0 to 199
     python -m thinwire.sims.trials.trial 17 --peers 8     # with fewer peers
     python -m thinwire.sims.trials.trial 17 --ring        # with a ring topology
-    python -m thinwire.sims.trials.trial 17 --sieve       # with sparse payloads that owners add up
+    python -m thinwire.sims.trials.trial 17 --sparse-butterfly   # with sparse payloads, averaged by owners
     python -m thinwire.sims.trials.trial 17 --family demo # of another outer method or collective, see families.py
     python -m thinwire.sims.trials.trial 0 200 --family all    # each seed with the next family
     python -m thinwire.sims.trials.trial 0 200 --mix harsh     # the same with more and worse faults
@@ -78,7 +78,7 @@ max_weight = 100000
 topology = "{topology}"
 """
 
-_SIEVE = """
+_SPARSE_BUTTERFLY = """
 [run]
 name = "trial"
 [outer]
@@ -92,8 +92,8 @@ max_weight = 100000
 """
 
 
-def trial(seed: int, peers: int = PEERS, topology: Topology | Literal["sieve"] = "butterfly") -> Scenario:
-    """Return the scenario of a seed. `topology`: that of the manifest, or "sieve"."""
+def trial(seed: int, peers: int = PEERS, topology: Topology | Literal["sparse-butterfly"] = "butterfly") -> Scenario:
+    """Return the scenario of a seed. `topology`: that of the manifest, or "sparse-butterfly"."""
     rng = random.Random(f"trial/{seed}")
     regions = rng.sample(REGIONS, 3)
     specs = tuple(
@@ -117,7 +117,9 @@ def trial(seed: int, peers: int = PEERS, topology: Topology | Literal["sieve"] =
         name="trial",
         seed=seed,
         duration=SECONDS,
-        manifest=_SIEVE if topology == "sieve" else _MANIFEST.format(codec=codec, topology=topology, rule=rule),
+        manifest=_SPARSE_BUTTERFLY
+        if topology == "sparse-butterfly"
+        else _MANIFEST.format(codec=codec, topology=topology, rule=rule),
         peers=specs,
         parameters=PARAMETERS,
         jitter=0.2,
@@ -131,7 +133,7 @@ def check(
     seed: int,
     peers: int = PEERS,
     *,
-    topology: Topology | Literal["sieve"] = "butterfly",
+    topology: Topology | Literal["sparse-butterfly"] = "butterfly",
     shrink: bool = True,
     rerun: bool = False,
 ) -> FailedSeed | None:
@@ -171,7 +173,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("end", type=int, nargs="?")
     parser.add_argument("--peers", type=int, default=PEERS)
     parser.add_argument("--ring", action="store_const", const="ring", default="butterfly", dest="topology")
-    parser.add_argument("--sieve", action="store_const", const="sieve", default="butterfly", dest="topology")
+    parser.add_argument(
+        "--sparse-butterfly", action="store_const", const="sparse-butterfly", default="butterfly", dest="topology"
+    )
     parser.add_argument("--family", choices=("all", *families.FAMILIES))
     parser.add_argument("--mix", choices=get_args(MixName), default="usual")
     given = parser.parse_args(arguments)

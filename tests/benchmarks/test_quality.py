@@ -124,10 +124,10 @@ def test_noloco_perplexity_is_between_diloco_and_no_exchange(quality, tmp_path):
 def test_sparse_butterfly_costs_at_most_three_percent_perplexity(quality, tmp_path):
     """Compared with payloads to all peers: eight replicas, five seeds, 600 steps; 1.2 % more was measured."""
     toys = [small(quality, tmp_path, seed, 60) for seed in range(5)]
-    gathered, sieve = (
-        float(np.mean([quality.RUNS[name](toy) for toy in toys])) for name in ("sparseloco k=64", "sieve")
+    gathered, owned = (
+        float(np.mean([quality.RUNS[name](toy) for toy in toys])) for name in ("sparseloco k=64", "sparse butterfly")
     )
-    assert sieve <= gathered + np.log(1.03)
+    assert owned <= gathered + np.log(1.03)
 
 
 @pytest.mark.soak
@@ -167,7 +167,7 @@ def test_losses_of_all_methods_meet_their_thresholds(quality, tmp_path):
     assert mean["delayed nesterov"] <= mean["async naive"] - 0.2
     assert mean["delayed, by power"] <= mean["diloco .7/.9"] + 0.05
     assert diloco <= mean["apart"] - 0.15
-    assert mean["sieve"] <= sparse + np.log(1.03)
+    assert mean["sparse butterfly"] <= sparse + np.log(1.03)
 
 
 NOISE = 0.015

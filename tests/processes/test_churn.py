@@ -43,7 +43,7 @@ RUNS = {
         "noloco", outer="slow_weight_parts = 4", exchange='codec = "topk(k=64,chunk=4096)|2bit|rice"', phase="announce"
     ),
     "sparseloco": Run("sparseloco", killed=0),
-    "sieve": Run("sparseloco", exchange='collective = "sparse-butterfly"', phase="record"),
+    "sparse-butterfly": Run("sparseloco", exchange='collective = "sparse-butterfly"', phase="record"),
     "demo": Run("demo", steps=1, phase="vote"),
     "powersgd": Run("powersgd"),
     "powersgd-ring": Run("powersgd", exchange=RING, killed=0),

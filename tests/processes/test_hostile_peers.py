@@ -25,7 +25,7 @@ PLANES = {
     "ring": {"exchange": 'topology = "ring"'},
     "hierarchy": {"exchange": 'topology = "hierarchy"'},
     "gather": {"method": "sparseloco"},
-    "sieve": {"method": "sparseloco", "exchange": 'collective = "sparse-butterfly"'},
+    "sparse-butterfly": {"method": "sparseloco", "exchange": 'collective = "sparse-butterfly"'},
     "pairs": {"method": "noloco"},
 }
 SITES = ("home", "lab", "lab")
@@ -148,7 +148,7 @@ TROUBLES = {
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="loopback has the many addresses that this takes")
-@pytest.mark.parametrize("plane", planes(("sieve",)))
+@pytest.mark.parametrize("plane", planes(("sparse-butterfly",)))
 def test_swarm_survives_links_that_corrupt_stall_and_break(machine, wires, plane):
     """In the middle of a round: at least one peer continues during the fault, and all do afterwards."""
     here = machine(steps=12, grace=1.0, **PLANES[plane])

@@ -78,7 +78,7 @@ def test_joiner_with_wrong_clock_is_admitted_after_correction() -> None:
 
 @pytest.mark.trial
 def test_founder_with_damaged_disk_does_not_restart_run_beside_the_others() -> None:
-    assert trial.check_family(126, "sieve") is None
+    assert trial.check_family(126, "sparse-butterfly") is None
 
 
 def test_families_cover_every_method_collective_and_topology() -> None:

@@ -27,7 +27,7 @@ RINGS, ROUND = 15, 6
 """Number of seeds of rings and of sparse butterflies with `make trial`, and number of their peers."""
 
 MORE = 115
-"""Seeds of rings and sieves with `make soak`."""
+"""Seeds of rings and sparse butterflies with `make soak`."""
 
 SOAK, SOAKED = 62, 20
 """Seeds with `make soak`, and those of one test. Its other 4,000 seeds are those of families and of the harsh mix."""
@@ -43,8 +43,8 @@ def _ring_failure(seed: int) -> str:
     return found.text if found is not None else ""
 
 
-def _sieve_failure(seed: int) -> str:
-    found = trial.check(seed, ROUND, topology="sieve")
+def _sparse_butterfly_failure(seed: int) -> str:
+    found = trial.check(seed, ROUND, topology="sparse-butterfly")
     return found.text if found is not None else ""
 
 
@@ -88,7 +88,7 @@ def test_ring_swarm_under_random_faults_violates_no_invariant(numbers: range) ->
     ],
 )
 def test_sparse_butterfly_swarm_under_random_faults_violates_no_invariant(numbers: range) -> None:
-    failed = list(filter(None, map(_sieve_failure, numbers)))
+    failed = list(filter(None, map(_sparse_butterfly_failure, numbers)))
     assert not failed, "\n".join(failed)
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 from kit.programs import late_kernels
 
-OFTEN, SELDOM = ("noloco",), ("demo", "powersgd", "diloco", "sieve", "sparse-fragments")
+OFTEN, SELDOM = ("noloco",), ("demo", "powersgd", "diloco", "sparse-butterfly", "sparse-fragments")
 
 
 @pytest.mark.parametrize(

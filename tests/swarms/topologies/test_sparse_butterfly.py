@@ -26,7 +26,7 @@ PHASES = ["announce", "open", "record", "vote", "commit"]
 
 
 @pytest.fixture
-def sieve(swarm):
+def sparse_swarm(swarm):
     def make(founders, *, outer="", size=SIZE, codec=TOPK, **rest):
         more = f'method = "sparseloco"\n{outer}'
         return swarm(founders, codec=codec, outer=more, size=size, collective="sparse-butterfly", **rest)
@@ -83,9 +83,9 @@ def expected(s, rounds):
 
 
 @pytest.mark.parametrize("outer, keep", [("", None), ('lr = 0.9\ndenominator = "mean"\n', 1.0)])
-def test_applied_and_retained_values_sum_to_the_means(sieve, outer, keep):
+def test_applied_and_retained_values_sum_to_the_means(sparse_swarm, outer, keep):
     async def main():
-        s = sieve(5, rounds=4, outer=outer, keep=keep)
+        s = sparse_swarm(5, rounds=4, outer=outer, keep=keep)
         s.start()
         await s.finish()
         s.check()
@@ -105,11 +105,11 @@ def test_applied_and_retained_values_sum_to_the_means(sieve, outer, keep):
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.trial)])
-def test_sparse_butterfly_survives_kill_of_one_of_six(sieve, phase, victim, monkeypatch):
+def test_sparse_butterfly_survives_kill_of_one_of_six(sparse_swarm, phase, victim, monkeypatch):
     monkeypatch.setattr("thinwire.collectives.rounds.data_planes.sparse_butterfly.HOLD", 1)
 
     async def main():
-        s = sieve(6, seed=victim)
+        s = sparse_swarm(6, seed=victim)
         rest = await scenes.lose(s, {victim: phase})
         scenes.soon(s, rest)
         # Each chunk has one owner with a residual; new owners of the dead peer's chunks start without one.
@@ -119,18 +119,18 @@ def test_sparse_butterfly_survives_kill_of_one_of_six(sieve, phase, victim, monk
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.trial) for seed in range(1, 6))])
-def test_sparse_butterfly_survives_kill_of_two_of_six(sieve, seed):
+def test_sparse_butterfly_survives_kill_of_two_of_six(sparse_swarm, seed):
     first, second = seed % 6, (seed + 1) % 6
 
     async def main():
-        await scenes.lose(sieve(6, seed=seed), {first: PHASES[seed % 5], second: PHASES[(seed // 2) % 5]})
+        await scenes.lose(sparse_swarm(6, seed=seed), {first: PHASES[seed % 5], second: PHASES[(seed // 2) % 5]})
 
     virtual_loop.run(main(), seed=seed)
 
 
-def test_sparse_butterfly_last_survivor_continues_without_loss(sieve):
+def test_sparse_butterfly_last_survivor_continues_without_loss(sparse_swarm):
     async def main():
-        s = sieve(4)
+        s = sparse_swarm(4)
         await scenes.lose(s, dict.fromkeys((1, 2, 3), "open"))
         assert holders(s, [0]) == [[0]] * len(s.nodes[0].session.grid)
 
@@ -138,11 +138,11 @@ def test_sparse_butterfly_last_survivor_continues_without_loss(sieve):
 
 
 @pytest.mark.parametrize("phase", ["announce", "vote"])
-def test_joiner_takes_chunks_over_and_their_owner_residuals_are_dropped(sieve, phase, monkeypatch):
+def test_joiner_takes_chunks_over_and_their_owner_residuals_are_dropped(sparse_swarm, phase, monkeypatch):
     monkeypatch.setattr("thinwire.collectives.rounds.data_planes.sparse_butterfly.HOLD", 1)
 
     async def main():
-        s = sieve(3, rounds=8)
+        s = sparse_swarm(3, rounds=8)
         joined = await scenes.join(s, phase)
         assert joined.id in s.nodes[0].contributors[8]
         found, count = holders(s, s.nodes), len(joined.session.grid)
@@ -159,18 +159,18 @@ OTHERS = [pytest.param(phase, marks=pytest.mark.trial) for phase in PHASES if ph
 
 
 @pytest.mark.parametrize("phase", ["record", *OTHERS])
-def test_killed_peer_rejoins_sparse_butterfly(sieve, phase):
+def test_killed_peer_rejoins_sparse_butterfly(sparse_swarm, phase):
     async def main():
-        await scenes.come_back(sieve(4, rounds=10), phase)
+        await scenes.come_back(sparse_swarm(4, rounds=10), phase)
 
     virtual_loop.run(main(), seed=5)
 
 
-def test_sparse_butterfly_round_without_verdict_changes_nothing(sieve):
+def test_sparse_butterfly_round_without_verdict_changes_nothing(sparse_swarm):
     """A minority alone: residuals of contributions and of sums are unchanged."""
 
     async def main():
-        s = sieve(3, rounds=8)
+        s = sparse_swarm(3, rounds=8)
         before = []
 
         def state():
@@ -186,11 +186,11 @@ def test_sparse_butterfly_round_without_verdict_changes_nothing(sieve):
     virtual_loop.run(main(), seed=6, limit=4000)
 
 
-def test_adopted_results_commit_with_owner_residuals(sieve):
+def test_adopted_results_commit_with_owner_residuals(sparse_swarm):
     """The leader dies before it sends the commit: the next ballot adopts the results and residuals."""
 
     async def main():
-        s = sieve(5, rounds=3)
+        s = sparse_swarm(5, rounds=3)
         adopted, dead, before = {}, [], {}
 
         def dying(node):
@@ -253,9 +253,9 @@ def _levels(value):
     ],
     ids=["not a number", "absurd", "short", "long"],
 )
-def test_bad_sparse_payload_is_excluded_with_reason(sieve, change, reasons):
+def test_bad_sparse_payload_is_excluded_with_reason(sparse_swarm, change, reasons):
     async def main():
-        s = sieve(5)
+        s = sparse_swarm(5)
         liar = s.nodes[1]
         owners = steady(len(liar.session.grid), tuple(sorted(node.id for node in s.nodes.values())), RUN)
         at = next(index for index, owner in enumerate(owners) if owner != liar.id)
@@ -270,9 +270,9 @@ def test_bad_sparse_payload_is_excluded_with_reason(sieve, change, reasons):
     virtual_loop.run(main(), seed=4)
 
 
-def test_equivocating_owner_does_not_split_the_swarm(sieve):
+def test_equivocating_owner_does_not_split_the_swarm(sparse_swarm):
     async def main():
-        s = sieve(5, rounds=6)
+        s = sparse_swarm(5, rounds=6)
         liar = s.nodes[4]
         bulk, told = liar.presence.send_queue.bulk, []
 
@@ -294,11 +294,11 @@ def test_equivocating_owner_does_not_split_the_swarm(sieve):
     virtual_loop.run(main(), seed=4)
 
 
-def test_leader_that_owns_all_chunks_makes_nobody_lose_residuals(sieve):
+def test_leader_that_owns_all_chunks_makes_nobody_lose_residuals(sparse_swarm):
     """Sent values and residuals together are complete, although chunks went to the liar and back."""
 
     async def main():
-        s = sieve(5, rounds=8, outer='lr = 0.9\ndenominator = "mean"\n', keep=1.0)
+        s = sparse_swarm(5, rounds=8, outer='lr = 0.9\ndenominator = "mean"\n', keep=1.0)
         seed = blake3.blake3(RUN + (4).to_bytes(8, "big")).digest()
         first = leader_order(seed, tuple(sorted(node.id for node in s.nodes.values())), 4, 0)[0]
         liar = next(node for node in s.nodes.values() if node.id == first)
@@ -323,7 +323,7 @@ def test_leader_that_owns_all_chunks_makes_nobody_lose_residuals(sieve):
     virtual_loop.run(main(), seed=4)
 
 
-def test_sums_computed_in_executor_block_nothing_and_match(sieve, monkeypatch):
+def test_sums_computed_in_executor_block_nothing_and_match(sparse_swarm, monkeypatch):
     """Each takes a while, in which an owner dies and chunks move: results equal those of immediate sums."""
     reduce, depth = Portions.reduce, []
 
@@ -341,7 +341,7 @@ def test_sums_computed_in_executor_block_nothing_and_match(sieve, monkeypatch):
 
     def digests(aside, victim=None):
         async def main():
-            s = sieve(5, rounds=3, aside=aside)
+            s = sparse_swarm(5, rounds=3, aside=aside)
             if victim is not None:
                 s.fail_at(victim, 3, "open")
             s.start()
@@ -359,7 +359,7 @@ def test_sums_computed_in_executor_block_nothing_and_match(sieve, monkeypatch):
     assert slow == digests(at_once)
 
 
-def test_pending_sum_of_abandoned_round_does_not_vote(sieve):
+def test_pending_sum_of_abandoned_round_does_not_vote(sparse_swarm):
     """A peer that begins a round again has promised nothing: a pending sum must not lead to a vote."""
     seen = {}
 
@@ -374,7 +374,7 @@ def test_pending_sum_of_abandoned_round_does_not_vote(sieve):
         node.session.advance()
 
     async def main():
-        s = sieve(3, aside=slowly)
+        s = sparse_swarm(3, aside=slowly)
         s.fail_at(0, 3, "open", lambda node: virtual_loop.current().call_later(0.15, leave, node))
         s.start()
         while not seen:
@@ -386,14 +386,14 @@ def test_pending_sum_of_abandoned_round_does_not_vote(sieve):
     virtual_loop.run(main(), seed=1)
 
 
-def test_failed_sum_is_raised_as_own_error(sieve, monkeypatch):
+def test_failed_sum_is_raised_as_own_error(sparse_swarm, monkeypatch):
     def broken(self, *rest):
         raise RuntimeError("no such sum")
 
     monkeypatch.setattr(Portions, "reduce", broken)
 
     async def main():
-        s = sieve(2)
+        s = sparse_swarm(2)
         s.start()
         ends = await asyncio.gather(*(node.tasks[0] for node in s.nodes.values()), return_exceptions=True)
         assert [str(one.exceptions[0]) for one in ends] == ["no such sum"] * 2
@@ -402,11 +402,11 @@ def test_failed_sum_is_raised_as_own_error(sieve, monkeypatch):
 
 
 @pytest.mark.parametrize("missed", [False, True])
-def test_restarted_owner_restores_residual_if_state_is_unchanged(sieve, missed):
+def test_restarted_owner_restores_residual_if_state_is_unchanged(sparse_swarm, missed):
     """From its checkpoint; it reports the loss if the others have continued."""
 
     async def main():
-        s = sieve(3, rounds=9)
+        s = sparse_swarm(3, rounds=9)
         seen = {}
 
         def crash(node):
@@ -444,14 +444,14 @@ def test_restarted_owner_restores_residual_if_state_is_unchanged(sieve, missed):
     virtual_loop.run(main(), seed=3)
 
 
-def test_restarted_owner_does_not_resend_committed_residual(sieve):
+def test_restarted_owner_does_not_resend_committed_residual(sparse_swarm):
     """All sums of a round are there, and only the leader knows of its end; then an owner restarts.
 
     It starts from the checkpoint of the previous round, and applies the round like all others.
     """
 
     async def main():
-        s = sieve(4, rounds=7)
+        s = sparse_swarm(4, rounds=7)
         seed = blake3.blake3(RUN + (4).to_bytes(8, "big")).digest()
         first = leader_order(seed, tuple(sorted(node.id for node in s.nodes.values())), 4, 0)[0]
         leader = next(node for node in s.nodes.values() if node.id == first)
@@ -488,9 +488,9 @@ def test_restarted_owner_does_not_resend_committed_residual(sieve):
     virtual_loop.run(main(), seed=3)
 
 
-def test_owner_that_fetches_state_drops_its_residuals(sieve):
+def test_owner_that_fetches_state_drops_its_residuals(sparse_swarm):
     async def main():
-        s = sieve(4, rounds=7)
+        s = sparse_swarm(4, rounds=7)
         assert len(await scenes.differ(s, 2, 123)) == 1
         assert any(name == "residual_lost" for _, name, _ in s.nodes[2].log)
         assert s.nodes[2].digests[7] == s.nodes[1].digests[7]

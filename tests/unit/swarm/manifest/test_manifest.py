@@ -690,15 +690,15 @@ def test_manifest_is_immutable():
 
 def test_sparse_butterfly_changes_run_id_and_needs_sparseloco():
     toml = "[outer]\nmethod = '{}'\n[exchange]\ncollective = '{}'"
-    sieve = parse(toml.format("sparseloco", "sparse-butterfly"))
-    assert sieve.run_id(b"a" * 32) != parse(toml.format("sparseloco", "all-gather")).run_id(b"a" * 32)
+    butterfly = parse(toml.format("sparseloco", "sparse-butterfly"))
+    assert butterfly.run_id(b"a" * 32) != parse(toml.format("sparseloco", "all-gather")).run_id(b"a" * 32)
     for method in ("diloco", "demo", "noloco"):
         with pytest.raises(ManifestError, match="exchange.collective is 'sparse-butterfly'"):
             parse(toml.format(method, "sparse-butterfly"))
     with pytest.raises(ManifestError, match="exchange.chunk_assignment only applies"):
         parse(toml.format("sparseloco", "sparse-butterfly") + "\nchunk_assignment = 'equal'")
     less = parse(toml.format("sparseloco", "sparse-butterfly") + "\nowner_residual_decay = 0.4")
-    assert less.run_id(b"a" * 32) != sieve.run_id(b"a" * 32)
+    assert less.run_id(b"a" * 32) != butterfly.run_id(b"a" * 32)
     with pytest.raises(ManifestError, match="exchange.owner_residual_decay only applies"):
         parse(toml.format("sparseloco", "all-gather") + "\nowner_residual_decay = 0.4")
 
