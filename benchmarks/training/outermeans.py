@@ -17,8 +17,7 @@ from thinwire.compression.powersgd import LowRank, PowerSGD
 from thinwire.compression.sparse import demo
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse.error_feedback import ErrorFeedback, stored
-from thinwire.compression.sparse.sharded import Portions
-from thinwire.compression.sparse.sharded import layout as runs
+from thinwire.compression.sparse.portions import PortionCodecs, portion_chunks
 from thinwire.compression.sparse.topk import Selected, Sparse
 from thinwire.node.methods.registry import WIDE
 from thinwire.node.methods.sparse.replica import chunks_of
@@ -113,9 +112,9 @@ def sparse_butterfly(
     def make(toy: Toy, layout: Layout) -> Step:
         codec = registry.parse(spec)
         assert isinstance(codec, Sparse)
-        portions = Portions(codec, replace(codec, k=min(codec.chunk, wide * codec.k)), keep, denominator)
+        portions = PortionCodecs(codec, replace(codec, k=min(codec.chunk, wide * codec.k)), keep, denominator)
         cut = parts(layout.total, portions, codec.chunk)
-        chunks = runs(layout.total, cut.chunk, codec.chunk)
+        chunks = portion_chunks(layout.total, cut.chunk, codec.chunk)
         memories = [ErrorFeedback(codec, chunks, beta) for _ in toy.peers]
         kept: dict[int, Floats] = {}
 
@@ -132,7 +131,7 @@ def sparse_butterfly(
                 result, kept[index] = portions.reduce(
                     [one[index] for one in sent], weights, kept.get(index), stop - start
                 )
-                portions.wide.decode(result, runs(stop - start, stop - start, codec.chunk)).scatter(
+                portions.wide.decode(result, portion_chunks(stop - start, stop - start, codec.chunk)).scatter(
                     theta[start:stop], -1.0
                 )
 

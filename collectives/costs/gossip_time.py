@@ -21,7 +21,7 @@ from thinwire.collectives.costs.round_time import PlannedPeer, RoundTime, grids,
 from thinwire.collectives.gossip.owner_group import MESH
 from thinwire.collectives.gossip.pair_codec import PairCodec
 from thinwire.collectives.topology.shards import Grid
-from thinwire.compression.sparse.flat import RUN, ChunkCodec, FlatSparse
+from thinwire.compression.sparse.flat import PORTION, ChunkCodec, FlatSparse
 from thinwire.compression.sparse.header import HEADER
 from thinwire.swarm.messages.registry import Base, Chunk, Fetch, Ready
 
@@ -150,4 +150,4 @@ def usual_bytes(codec: ChunkCodec, n: int) -> float:
     """Return the bytes of n elements: exact for dense codecs, usual for a sparse one."""
     if not isinstance(codec, FlatSparse):
         return codec.nbytes(n)
-    return n * bits_of(codec.codec) / 8 + HEADER.size * -(-n // RUN)
+    return n * bits_of(codec.codec) / 8 + HEADER.size * -(-n // PORTION)

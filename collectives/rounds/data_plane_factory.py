@@ -17,7 +17,7 @@ from thinwire.collectives.rounds.data_planes.contributions import Screen
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
 from thinwire.collectives.rounds.data_planes.hierarchy import Hierarchy
 from thinwire.collectives.rounds.data_planes.ring import Ring
-from thinwire.collectives.rounds.data_planes.sparse_butterfly import OwnerResiduals, SparseShardedReduce
+from thinwire.collectives.rounds.data_planes.sparse_butterfly import OwnerResiduals, SparseButterfly
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.sending.send_queue import SendQueue
@@ -99,7 +99,7 @@ class DataPlaneFactory:
         common |= dict(codec=spec.codec, grid=grid)
         if spec.collective == "sparse-butterfly":
             common |= dict(aside=self._aside, on_result=on_result)
-            return SparseShardedReduce(
+            return SparseButterfly(
                 agreement, owner_residuals=self.owner_residuals, ownership_seed=self._run_id, **common
             )
         common |= dict(rule=self.rule, seed=seed, pool=self._pool)

@@ -14,8 +14,7 @@ from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression import registry
 from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.exact_block import BufferedCodec
-from thinwire.compression.sparse.sharded import Portions
-from thinwire.compression.sparse.sharded import layout as runs
+from thinwire.compression.sparse.portions import PortionCodecs, portion_chunks
 from thinwire.node.methods.asynchronous.delayed_nesterov import DelayedNesterovReplica
 from thinwire.node.methods.asynchronous.fedbuff import FedBuffReplica
 from thinwire.node.methods.asynchronous.schedule import Asynchronous
@@ -31,7 +30,7 @@ from thinwire.node.methods.overlapped.schedule import Overlap
 from thinwire.node.methods.powersgd.replica import PowerSGDReplica, cuts
 from thinwire.node.methods.powersgd.two_phase_schedule import TwoPhase
 from thinwire.node.methods.sparse.replica import DemoReplica, SparseReplica, chunks_of
-from thinwire.node.methods.sparse.run_codec import RunCodec, SparseCodec
+from thinwire.node.methods.sparse.sparse_codec import OwnedChunkCodec, SparseCodec
 from thinwire.node.outer.outer_loop import OuterLoop, Schedule
 from thinwire.node.outer.round_loop import RoundLoop
 from thinwire.node.outer.round_session import RoundSession
@@ -92,9 +91,9 @@ def _sparse(manifest: Manifest, layout: Layout) -> SparseCodec:
         return SparseCodec(codec, chunks_of(layout, codec.chunk))
     wide = replace(codec, k=min(WIDE * codec.k, codec.chunk))
     exchange, denominator = manifest.exchange, manifest.outer.residual.denominator
-    portions = Portions(codec, wide, exchange.owner_residual_decay, denominator, sparse_rule(exchange.rule))
-    run = parts(layout.total, portions, codec.chunk).chunk
-    return RunCodec(codec, runs(layout.total, run, codec.chunk), portions)
+    portions = PortionCodecs(codec, wide, exchange.owner_residual_decay, denominator, sparse_rule(exchange.rule))
+    size = parts(layout.total, portions, codec.chunk).chunk
+    return OwnedChunkCodec(codec, portion_chunks(layout.total, size, codec.chunk), portions)
 
 
 def _pieces(manifest: Manifest, layout: Layout, codec: SparseCodec) -> Grid:

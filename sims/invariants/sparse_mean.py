@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.compression.core.types import Buffer, Floats
-from thinwire.compression.sparse.flat import RUN, FlatSparse
-from thinwire.compression.sparse.sharded import layout
+from thinwire.compression.sparse.flat import PORTION, FlatSparse
+from thinwire.compression.sparse.portions import portion_chunks
 from thinwire.compression.sparse.topk import Selected
 
 ONE = np.float16(1.0).view(np.uint16)
@@ -24,7 +24,7 @@ Marks = NDArray[np.bool_]
 
 def marks(codec: FlatSparse, payload: Buffer, size: int) -> Marks:
     """Return which of `size` elements a payload has values of."""
-    chunks = layout(size, RUN, codec.codec.chunk)
+    chunks = portion_chunks(size, PORTION, codec.codec.chunk)
     selected = codec.codec.decode(payload, chunks)
     ones = [replace(part, lo=1.0, hi=1.0, halves=np.full_like(part.halves, ONE)) for part in selected.parts]
     out = np.zeros(size, np.float32)
@@ -37,12 +37,12 @@ def sparse_mean(vectors: Sequence[Floats], sent: Sequence[Marks]) -> Floats:
     """Return the mean of the contributions to a chunk, where `sent` marks the values of each.
 
     A coordinate is divided by the number of members that sent it, but at least by the usual one: of each member, the
-    mean of this number over the values that it sent; of all members the lower median. A member that sent nothing in a run
-    agrees with all. If at least three members have values in a run, none is longer there than the lower median of them.
+    mean of this number over the values that it sent; of all members the lower median. A member that sent nothing in a portion
+    agrees with all. If at least three members have values in a portion, none is longer there than the lower median of them.
     """
     out = np.zeros_like(vectors[0])
-    for start in range(0, out.size, RUN):
-        here = slice(start, start + RUN)
+    for start in range(0, out.size, PORTION):
+        here = slice(start, start + PORTION)
         counts = np.sum([one[here] for one in sent], axis=0)
         shared = sorted(counts[one[here]].mean() if one[here].any() else len(sent) for one in sent)
         norms = np.array([np.linalg.norm(one[here].astype(np.float64)) for one in vectors])

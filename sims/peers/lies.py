@@ -20,10 +20,10 @@ from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_planes.allgather_payload import cut_up
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.types import Buffer, Floats
-from thinwire.compression.sparse.sharded import layout as runs
+from thinwire.compression.sparse.portions import portion_chunks
 from thinwire.compression.sparse.topk import Sparse
 from thinwire.node.methods.noloco.session import GossipSession
-from thinwire.node.methods.sparse.run_codec import RunCodec, SparseCodec
+from thinwire.node.methods.sparse.sparse_codec import OwnedChunkCodec, SparseCodec
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.outer.verification.score_book import NOTHING
 from thinwire.sims.peers.agreement_lies import AGREEMENT_LIES
@@ -142,7 +142,7 @@ def _change_parts(
     session: RoundSession | GossipSession, change: Callable[[NDArray[np.float32], int], NDArray[np.float32]]
 ) -> None:
     """As `change_values`; `change` also gets the number of the first element."""
-    if isinstance(session.codec, SparseCodec) and not isinstance(session.codec, RunCodec):
+    if isinstance(session.codec, SparseCodec) and not isinstance(session.codec, OwnedChunkCodec):
         return _change_sparse(session, session.codec, change)
     index, announced = 0, (0, 0)
 
@@ -152,9 +152,9 @@ def _change_parts(
         index, announced = (index + 1 if announced == now else 0), now
         start, stop = session.grid.span(index)
         values, base = np.empty(stop - start, np.float32), np.zeros(stop - start, np.float32)
-        if isinstance(session.codec, RunCodec):
+        if isinstance(session.codec, OwnedChunkCodec):
             sparse = session.codec.portions.codec
-            chunks = runs(values.size, values.size, sparse.chunk)
+            chunks = portion_chunks(values.size, values.size, sparse.chunk)
             values[:] = 0.0
             sparse.decode(payload.data, chunks).scatter(values)
             return np.frombuffer(sparse.encode(sparse.select(change(values, start), chunks)), np.uint8)

@@ -16,11 +16,11 @@ from thinwire.compression.core import exact_block
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.exact_block import BufferedCodec, ExactBlock
 from thinwire.compression.core.noise import normal
-from thinwire.compression.sparse import sharded
-from thinwire.compression.sparse.sharded import Portions, layout
+from thinwire.compression.sparse import portions
+from thinwire.compression.sparse.portions import PortionCodecs, portion_chunks
 from thinwire.compression.sparse.topk import Sparse
 
-MODULES = (exact_block, sharded, element_arithmetic)
+MODULES = (exact_block, portions, element_arithmetic)
 """Modules whose functions are instrumented."""
 
 Target = tuple[str, Callable[[bytes], None], list[bytes]]
@@ -61,8 +61,8 @@ def _buffers() -> Target:
 
 def _portions() -> Target:
     """The first bit of an input picks a contribution or a result."""
-    portions = Portions(Sparse(4, 256), Sparse(16, 256))
-    chunks, x = layout(ELEMENTS, ELEMENTS, 256), normal(3, "fuzz", ELEMENTS)
+    portions = PortionCodecs(Sparse(4, 256), Sparse(16, 256))
+    chunks, x = portion_chunks(ELEMENTS, ELEMENTS, 256), normal(3, "fuzz", ELEMENTS)
 
     def take(data: bytes) -> None:
         if not data:
@@ -80,7 +80,7 @@ def _portions() -> Target:
     return "sparse butterfly", take, [b"\0" + made[0], b"\1" + made[1]]
 
 
-def _accepts(portions: Portions, payload: bytes) -> bool:
+def _accepts(portions: PortionCodecs, payload: bytes) -> bool:
     for check in (portions.check, portions.check_sum):
         try:
             check(payload, ELEMENTS)

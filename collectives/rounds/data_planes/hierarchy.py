@@ -42,8 +42,8 @@ class Hierarchy(Butterfly):
     # A peer that itself waits for others gets the time to name them.
     complaint_patiences: ClassVar[Mapping[str, float]] = {UNSUMMED: 2, "result missing": 3}
 
-    def __init__(self, agreement: Agreement, *, groups: dict[int, float], **sharded: Any) -> None:
-        super().__init__(agreement, **sharded)
+    def __init__(self, agreement: Agreement, *, groups: dict[int, float], **butterfly: Any) -> None:
+        super().__init__(agreement, **butterfly)
         self._routes: Routes | None = None
         # By the name of the contributions in them, so that they outlive a ballot from which other peers are missing. If two
         # clusters differ much, neither is the outlier: the larger norm is remembered.

@@ -58,10 +58,10 @@ class Ring(OwnerDependentButterfly):
         codec: Codec,
         pool: BufferPool | None = None,
         guarded: bool = False,
-        **sharded: Any,
+        **butterfly: Any,
     ) -> None:
         pool = pool or BufferPool()
-        super().__init__(agreement, codec=codec, pool=pool, **sharded)
+        super().__init__(agreement, codec=codec, pool=pool, **butterfly)
         self._adder, self._guarded = Reducer(codec, mean, pool), guarded
 
     @property

@@ -21,7 +21,7 @@ before the restart, and part of them would be sent twice. For the same reason, i
 the restart, it drops the residuals of chunks whose results it may have made before. With β =
 `exchange.owner_residual_decay` the next sum would have included β times the residual: the loss is at most β / (1 − β)
 times the longest mean of these chunks. With β = 0.5 that is one mean, of the one part in N that the owner has, once
-(tests/unit/compression/sparse/test_sharded.py).
+(tests/unit/compression/sparse/test_portions.py).
 
 Since results depend on the owners, another ballot has other results (`OwnerDependentButterfly`). They are computed
 `aside`, because finding the largest of many values takes long and the owner may be in the middle of its inner steps.
@@ -52,8 +52,8 @@ PARTS = 128
 """Chunks of a fragment, if it is large enough: as many peers can share the work."""
 
 
-class ShardedSparseCodec(Protocol):
-    """Sparse codec of chunks, with the reduction at an owner: see compression/sparse/sharded.py."""
+class SparseButterflyCodec(Protocol):
+    """Sparse codec of chunks, with the reduction at an owner: see compression/sparse/portions.py."""
 
     def nbytes(self, n: int) -> int:
         """Return the bytes of the largest payload of n elements."""
@@ -74,15 +74,15 @@ class ShardedSparseCodec(Protocol):
         ...
 
 
-def parts(total: int, codec: ShardedSparseCodec, step: int) -> Grid:
+def parts(total: int, codec: SparseButterflyCodec, step: int) -> Grid:
     """Return the grid of a fragment: multiples of `step` elements, payloads of at most CHUNK_BYTES.
 
     Raises ValueError if it has too many chunks.
     """
-    run = -(-total // (PARTS * step)) * step
-    while run > step and codec.nbytes(run) > CHUNK_BYTES:
-        run = -(-run // (2 * step)) * step
-    cut = Grid(total, run)
+    size = -(-total // (PARTS * step)) * step
+    while size > step and codec.nbytes(size) > CHUNK_BYTES:
+        size = -(-size // (2 * step)) * step
+    cut = Grid(total, size)
     if len(cut) > MAX_CHUNKS:
         raise ValueError(f"a fragment of {total} elements needs {len(cut)} chunks, the limit is {MAX_CHUNKS}")
     return cut
@@ -176,7 +176,7 @@ class OwnerResiduals:
         self.lost = self.lost[0] + 1, self.lost[1] + float(np.dot(rest, rest))
 
 
-class SparseShardedReduce(OwnerDependentButterfly):
+class SparseButterfly(OwnerDependentButterfly):
     """Data plane of a sparse butterfly.
 
     owner_residuals: residuals of the chunks that we own, stored by the caller. The other arguments are those of Butterfly;
@@ -187,11 +187,11 @@ class SparseShardedReduce(OwnerDependentButterfly):
         self,
         agreement: Agreement,
         *,
-        codec: ShardedSparseCodec,
+        codec: SparseButterflyCodec,
         grid: Grid,
         owner_residuals: OwnerResiduals,
         ownership_seed: bytes,
-        **sharded: Any,
+        **butterfly: Any,
     ) -> None:
         super().__init__(
             agreement,
@@ -199,7 +199,7 @@ class SparseShardedReduce(OwnerDependentButterfly):
             grid=grid,
             rule=mean,
             seed=ownership_seed,
-            **sharded,
+            **butterfly,
         )
         self._codec, self._residuals = codec, owner_residuals
         self._rests: dict[int, dict[Digest, Floats]] = {}

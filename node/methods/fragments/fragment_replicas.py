@@ -18,7 +18,7 @@ from thinwire.collectives.rounds.data_planes.allgather_payload import pieces
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression.core.types import Floats
 from thinwire.node.methods.sparse.replica import SparseReplica, chunks_of
-from thinwire.node.methods.sparse.run_codec import SparseCodec
+from thinwire.node.methods.sparse.sparse_codec import SparseCodec
 from thinwire.node.state.fragments import FragmentSpans, fragments_of, layout_of_part
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica

@@ -27,7 +27,7 @@ from thinwire.compression.sparse import demo
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse.error_feedback import Difference, ErrorFeedback, stored
 from thinwire.compression.sparse.mean import Average
-from thinwire.node.methods.sparse.run_codec import SparseCodec
+from thinwire.node.methods.sparse.sparse_codec import SparseCodec
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
 from thinwire.node.state.replica_buffers import Read

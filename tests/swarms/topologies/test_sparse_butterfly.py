@@ -13,7 +13,7 @@ from thinwire.collectives.rounds.data_planes.sparse_butterfly import steady
 from thinwire.collectives.rounds.round_factory import round_of
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse.error_feedback import ErrorFeedback, stored
-from thinwire.compression.sparse.sharded import Portions, layout
+from thinwire.compression.sparse.portions import PortionCodecs, portion_chunks
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Chunk, Commit, CompactCommit, Result
@@ -59,7 +59,7 @@ def expected(s, rounds):
     """Return θ, residual and sum of means after rounds without faults, computed on the whole vector."""
     portions, cut, outer = s.nodes[0].replica.codec.portions, s.nodes[0].session.grid, s.manifest.outer
     keep = np.float32(s.manifest.exchange.owner_residual_decay)
-    chunks = layout(s.size, cut.chunk, portions.codec.chunk)
+    chunks = portion_chunks(s.size, cut.chunk, portions.codec.chunk)
     theta = np.random.default_rng(7).standard_normal(s.size).astype(np.float32)
     order = sorted(s.nodes.values(), key=lambda node: node.id)
     memory = {node.index: ErrorFeedback(portions.codec, chunks, outer.residual_decay) for node in order}
@@ -325,7 +325,7 @@ def test_leader_that_owns_all_chunks_makes_nobody_lose_residuals(sparse_swarm):
 
 def test_sums_computed_in_executor_block_nothing_and_match(sparse_swarm, monkeypatch):
     """Each takes a while, in which an owner dies and chunks move: results equal those of immediate sums."""
-    reduce, depth = Portions.reduce, []
+    reduce, depth = PortionCodecs.reduce, []
 
     def watched(self, *rest):
         assert depth, "on the loop's time"
@@ -353,7 +353,7 @@ def test_sums_computed_in_executor_block_nothing_and_match(sparse_swarm, monkeyp
         return virtual_loop.run(main(), seed=2)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Portions, "reduce", watched)
+        patch.setattr(PortionCodecs, "reduce", watched)
         slow = digests(slowly)
         assert len(digests(slowly, 4)) == 3
     assert slow == digests(at_once)
@@ -390,7 +390,7 @@ def test_failed_sum_is_raised_as_own_error(sparse_swarm, monkeypatch):
     def broken(self, *rest):
         raise RuntimeError("no such sum")
 
-    monkeypatch.setattr(Portions, "reduce", broken)
+    monkeypatch.setattr(PortionCodecs, "reduce", broken)
 
     async def main():
         s = sparse_swarm(2)

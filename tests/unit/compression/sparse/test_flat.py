@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.sparse import mean as sparsemean
-from thinwire.compression.sparse.flat import RUN, FlatSparse
-from thinwire.compression.sparse.sharded import layout
+from thinwire.compression.sparse.flat import PORTION, FlatSparse
+from thinwire.compression.sparse.portions import portion_chunks
 from thinwire.compression.sparse.topk import Sparse
 from thinwire.sims.invariants.sparse_mean import marks, sparse_mean
 
@@ -64,7 +64,7 @@ def test_mean_equals_the_reference_of_simulations(size, members):
     rng = np.random.default_rng(size)
     common = rng.standard_normal(size)
     values = [(common + rng.standard_normal(size)).astype(np.float32) for _ in range(members)]
-    values[-1][: RUN if size > RUN else size // 2] = 0.0
+    values[-1][: PORTION if size > PORTION else size // 2] = 0.0
     values[0] *= 50
     payloads, out = [codec.payload(one) for one in values], np.full(size, np.nan, np.float32)
     codec.mean(payloads, out)
@@ -74,7 +74,7 @@ def test_mean_equals_the_reference_of_simulations(size, members):
     expected = sparse_mean(list(decoded), [marks(codec, payload, size) for payload in payloads])
     np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-7)
     if members == 1:
-        chunks = layout(size, RUN, codec.codec.chunk)
+        chunks = portion_chunks(size, PORTION, codec.codec.chunk)
         alone = sparsemean.mean([codec.codec.decode(payloads[0], chunks)], [1.0], chunks)
         assert out.tobytes() == decoded[0].tobytes() == alone.tobytes()
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from thinwire.collectives.rounds.data_planes.sparse_butterfly import HOLD, PARTS, OwnerResiduals, parts, steady
 from thinwire.collectives.topology.shards import Grid
-from thinwire.compression.sparse.sharded import Portions
+from thinwire.compression.sparse.portions import PortionCodecs
 from thinwire.compression.sparse.topk import Sparse
 from thinwire.swarm.messages.registry import CHUNK_BYTES
 
 RUN = bytes(range(32))
-PORTIONS = Portions(Sparse(64), Sparse(256))
+PORTIONS = PortionCodecs(Sparse(64), Sparse(256))
 
 
 def people(count):

@@ -9,8 +9,8 @@ from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.collectives.topology.matching import others
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression.sparse import mean as sparsemean
-from thinwire.compression.sparse.flat import RUN
-from thinwire.compression.sparse.sharded import layout
+from thinwire.compression.sparse.flat import PORTION
+from thinwire.compression.sparse.portions import portion_chunks
 from thinwire.node.methods.noloco.replica import GossipReplica, GossipStep
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.swarm.messages.registry import StateOffer
@@ -145,7 +145,7 @@ def test_mean_of_sparse_replicas_follows_the_means_of_sparseloco_in_their_groups
         offers = [list(replicas[i].offer(reader(thetas[i]), cut, how)) for i in group]
         for index in range(len(cut)):
             start, stop = cut.span(index)
-            chunks = layout(stop - start, RUN, codec.codec.chunk)
+            chunks = portion_chunks(stop - start, PORTION, codec.codec.chunk)
             selected = [codec.codec.decode(offer[index], chunks) for offer in offers]
             out[start:stop] = sparsemean.mean(selected, [1.0] * len(group), chunks)
         return len(group) / many * out.astype(np.float64)

@@ -1,9 +1,9 @@
-"""Sparse codec on runs of a flat vector, with a separate payload for each run.
+"""Sparse codec on portions of a flat vector, with a separate payload for each portion.
 
-The contributions to a run can be added up without the rest of the vector, and the largest values of the sum can be sent
-in turn. The length of a run is a multiple of the codec's chunk; the last run may be shorter. Chunks are side² adjacent
+The contributions to a portion can be added up without the rest of the vector, and the largest values of the sum can be sent
+in turn. The length of a portion is a multiple of the codec's chunk; the last portion may be shorter. Chunks are side² adjacent
 elements here, not blocks of matrices as in `parameter_chunks`. The payload of the whole vector is the concatenation of the
-payloads of its runs.
+payloads of its portions.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from thinwire.compression.sparse.topk import Selected, Sparse
 
 
 @lru_cache(maxsize=64)
-def layout(total: int, run: int, chunk: int) -> Chunks:
-    """Return the chunks of a vector of `total` elements, with a section for each run of `run` elements."""
+def portion_chunks(total: int, portion: int, chunk: int) -> Chunks:
+    """Return the chunks of `total` elements, with a section for each portion of `portion` elements."""
     side, shapes = round(chunk**0.5), []
-    for number, start in enumerate(range(0, total, run)):
-        size = min(run, total - start)
-        # Whole rows form a matrix. A run that ends within a row can only be the last one; it becomes the vector, the
+    for number, start in enumerate(range(0, total, portion)):
+        size = min(portion, total - start)
+        # Whole rows form a matrix. A portion that ends within a row can only be the last one; it becomes the vector, the
         # last section.
         shapes.append((f"{number:06d}", (size // side, side) if size % side == 0 else (size,)))
     return Chunks(tuple(shapes), chunk)
 
 
 @dataclass(frozen=True, slots=True)
-class Portions:
+class PortionCodecs:
     """Codecs of a sparse butterfly: `codec` for contributions to an owner, `wide` for the owner's results.
 
     beta: decay factor of the owner's residual, the part of the sum that was not sent. denominator: that of the mean, see
@@ -53,34 +53,34 @@ class Portions:
         return f"{self.codec.spec} {self.wide.spec}"
 
     def nbytes(self, n: int) -> int:
-        """Return the size in bytes of the largest payload of a run of n elements, contribution or result."""
-        return max(one.bound(layout(n, n, one.chunk)) for one in (self.codec, self.wide))
+        """Return the size in bytes of the largest payload of a portion of n elements, contribution or result."""
+        return max(one.bound(portion_chunks(n, n, one.chunk)) for one in (self.codec, self.wide))
 
     def check(self, payload: Buffer, n: int) -> float:
-        """Return the squared L2 norm of a contribution to a run of n elements.
+        """Return the squared L2 norm of a contribution to a portion of n elements.
 
         Raises CodecError for an invalid payload.
         """
-        return square(self.codec.decode(payload, layout(n, n, self.codec.chunk)))
+        return square(self.codec.decode(payload, portion_chunks(n, n, self.codec.chunk)))
 
     def check_sum(self, payload: Buffer, n: int) -> float:
-        """Return the squared L2 norm of a result of a run of n elements.
+        """Return the squared L2 norm of a result of a portion of n elements.
 
         Raises CodecError for an invalid payload.
         """
-        return square(self.wide.decode(payload, layout(n, n, self.wide.chunk)))
+        return square(self.wide.decode(payload, portion_chunks(n, n, self.wide.chunk)))
 
     def reduce(
         self, payloads: Sequence[Buffer], weights: Sequence[float], residual: Floats | None, n: int
     ) -> tuple[bytes, Floats]:
-        """Return the payload of the mean of checked contributions to a run, and the new residual.
+        """Return the payload of the mean of checked contributions to a portion, and the new residual.
 
             a = β residual + mean;  sent = the largest of a, quantised;  left = a − sent
 
-        n: elements of the run. residual: the run's previous residual, or None. The mean is that of `average`. If a
+        n: elements of the portion. residual: the portion's previous residual, or None. The mean is that of `average`. If a
         has values that are not finite, the payload is empty and the new residual is zero.
         """
-        chunks = layout(n, n, self.codec.chunk)
+        chunks = portion_chunks(n, n, self.codec.chunk)
         given = [self.codec.decode(one, chunks) for one in payloads]
         left = sparsemean.flat(self.average(given, weights, chunks, self.denominator), chunks)
         if residual is not None:
@@ -94,7 +94,7 @@ class Portions:
         return self.wide.encode(sent), left
 
     def split(self, payload: Buffer, selected: Selected) -> Iterator[memoryview]:
-        """Split the payload of the whole vector, whose content is `selected`, into the payloads of its runs."""
+        """Split the payload of the whole vector, with the content `selected`, into those of its portions."""
         view, at = memoryview(payload), 0
         for size in self.codec.sizes(selected):
             yield view[at : at + size]

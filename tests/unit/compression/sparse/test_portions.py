@@ -1,4 +1,4 @@
-"""The sharded sparse codec: payloads of runs equal the whole payload, and sums lose nothing."""
+"""The sparse codec on portions: their payloads together equal the whole payload, and sums lose nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.sparse import mean as sparsemean
-from thinwire.compression.sparse.sharded import Portions, layout
+from thinwire.compression.sparse.portions import PortionCodecs, portion_chunks
 from thinwire.compression.sparse.topk import Sparse
 
 NARROW, BROAD = Sparse(4, 256), Sparse(16, 256)
@@ -20,17 +20,17 @@ def values(seed, n):
 
 @given(st.integers(1, 3000), st.sampled_from([256, 512, 1024]), st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
-def test_sharded_payload_is_concatenation_of_runs(total, run, seed):
-    portions, x = Portions(NARROW, BROAD), values(seed, total)
-    chunks = layout(total, run, 256)
+def test_payload_is_concatenation_of_those_of_its_portions(total, portion, seed):
+    portions, x = PortionCodecs(NARROW, BROAD), values(seed, total)
+    chunks = portion_chunks(total, portion, 256)
     said = NARROW.select(x, chunks)
     pieces = list(portions.split(NARROW.encode(said), said))
-    assert len(pieces) == len(chunks.sections) == -(-total // run)
+    assert len(pieces) == len(chunks.sections) == -(-total // portion)
     whole, apart = np.zeros(total, np.float32), np.zeros(total, np.float32)
     said.scatter(whole)
     for index, piece in enumerate(pieces):
-        start, stop = index * run, min(total, (index + 1) * run)
-        alone = layout(stop - start, stop - start, 256)
+        start, stop = index * portion, min(total, (index + 1) * portion)
+        alone = portion_chunks(stop - start, stop - start, 256)
         assert bytes(piece) == NARROW.encode(NARROW.select(x[start:stop].copy(), alone))
         assert len(piece) <= portions.nbytes(stop - start)
         NARROW.decode(piece, alone).scatter(apart[start:stop])
@@ -41,10 +41,10 @@ def test_sharded_payload_is_concatenation_of_runs(total, run, seed):
 
 @pytest.mark.parametrize("denominator", sparsemean.DENOMINATORS)
 @pytest.mark.parametrize("beta", [1.0, 0.8])
-def test_sharded_sum_and_residual_conserve_the_mean(beta, denominator):
+def test_sum_and_residual_conserve_the_mean(beta, denominator):
     """β kept + mean = sent + kept', in every round; with β = 1 nothing is ever lost."""
-    n, portions = 900, Portions(NARROW, BROAD, beta, denominator)
-    chunks, kept, sums, sent = layout(n, n, 256), None, np.zeros(n), np.zeros(n)
+    n, portions = 900, PortionCodecs(NARROW, BROAD, beta, denominator)
+    chunks, kept, sums, sent = portion_chunks(n, n, 256), None, np.zeros(n), np.zeros(n)
     for round in range(6):
         said = [NARROW.select(values(10 * round + i, n), chunks) for i in range(4)]
         mean = sparsemean.mean(said, [1.0, 2.0, 1.0, 3.0], chunks, denominator)
@@ -62,10 +62,10 @@ def test_sharded_sum_and_residual_conserve_the_mean(beta, denominator):
 
 @pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("beta", [0.5, 0.8])
-def test_sharded_residual_is_bounded_by_the_means(beta, alike):
+def test_residual_is_bounded_by_the_means(beta, alike):
     """By β / (1 − β) times the longest mean: at most this is lost with an owner."""
-    n, portions = 900, Portions(NARROW, BROAD, beta)
-    chunks, kept, longest = layout(n, n, 256), None, 0.0
+    n, portions = 900, PortionCodecs(NARROW, BROAD, beta)
+    chunks, kept, longest = portion_chunks(n, n, 256), None, 0.0
     for round in range(20):
         said = [NARROW.select(values(0 if alike else 10 * round + i, n), chunks) for i in range(4)]
         longest = max(longest, np.linalg.norm(sparsemean.mean(said, [1.0] * 4, chunks, "contributor_mean")))
@@ -73,9 +73,9 @@ def test_sharded_residual_is_bounded_by_the_means(beta, alike):
         assert beta * np.linalg.norm(kept) <= beta / (1 - beta) * longest
 
 
-def test_sharded_round_does_not_change_residual_before_commit():
-    n, portions = 512, Portions(NARROW, BROAD)
-    payload = NARROW.encode(NARROW.select(values(1, n), layout(n, n, 256)))
+def test_round_does_not_change_residual_before_commit():
+    n, portions = 512, PortionCodecs(NARROW, BROAD)
+    payload = NARROW.encode(NARROW.select(values(1, n), portion_chunks(n, n, 256)))
     kept = values(2, n)
     before = kept.copy()
     first, second = (portions.reduce([payload], [1.0], kept, n) for _ in range(2))
@@ -84,16 +84,16 @@ def test_sharded_round_does_not_change_residual_before_commit():
     np.testing.assert_array_equal(kept, before)
 
 
-def test_sharded_residual_has_no_unrepresentable_values():
-    n, portions = 256, Portions(NARROW, BROAD)
-    payload = NARROW.encode(NARROW.select(values(1, n), layout(n, n, 256)))
+def test_residual_has_no_unrepresentable_values():
+    n, portions = 256, PortionCodecs(NARROW, BROAD)
+    payload = NARROW.encode(NARROW.select(values(1, n), portion_chunks(n, n, 256)))
     result, rest = portions.reduce([payload], [1.0], np.full(n, np.inf, np.float32), n)
     assert portions.check_sum(result, n) == 0.0 and not rest.any()
 
 
-def test_sharded_codec_refuses_payloads_of_other_size_or_codec():
-    n, portions = 600, Portions(NARROW, BROAD)
-    narrow, broad = (one.encode(one.select(values(1, n), layout(n, n, 256))) for one in (NARROW, BROAD))
+def test_codec_refuses_payloads_of_other_size_or_codec():
+    n, portions = 600, PortionCodecs(NARROW, BROAD)
+    narrow, broad = (one.encode(one.select(values(1, n), portion_chunks(n, n, 256))) for one in (NARROW, BROAD))
     for check, payload in ((portions.check, broad), (portions.check_sum, narrow)):
         with pytest.raises(CodecError):
             check(payload, n)

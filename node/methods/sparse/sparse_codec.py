@@ -18,7 +18,7 @@ from thinwire.compression.core.parameter_chunks import Chunks
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.sparse import mean as sparsemean
 from thinwire.compression.sparse.demo import Coefficients, Demo
-from thinwire.compression.sparse.sharded import Portions
+from thinwire.compression.sparse.portions import PortionCodecs
 from thinwire.compression.sparse.topk import Selected, Sparse
 
 
@@ -86,10 +86,10 @@ class SparseCodec:
 
 
 @dataclass(frozen=True, slots=True)
-class RunCodec(SparseCodec):
-    """Sparse codec for chunks with owners: one payload and one result for each run of parameters."""
+class OwnedChunkCodec(SparseCodec):
+    """Sparse codec for chunks with owners: one payload and one result for each portion of the parameters."""
 
-    portions: Portions
+    portions: PortionCodecs
 
     @property
     def spec(self) -> str:
@@ -117,7 +117,7 @@ class RunCodec(SparseCodec):
     def nbytes(self, n: int) -> int:
         """Return the largest payload of `n` values in bytes.
 
-        See ShardedSparseCodec, also for the next three methods.
+        See SparseButterflyCodec, also for the next three methods.
         """
         return self.portions.nbytes(n)
 
