@@ -283,5 +283,5 @@ def circuits_of(
 
     found = Circuits(end.peer_id, limits, LOAN, RateLimit(), draw, enter=enter)
     found.links = _Neighbours(end)
-    found.lanes[GATE] = lambda relay: asyncio.Protocol()
+    found.listeners[GATE] = lambda relay: asyncio.Protocol()
     return found

@@ -75,8 +75,8 @@ class Neighbour(Protocol):
 class Circuits:
     """Asks for circuits, follows invitations to them, and relays.
 
-    `links`: the links that are up. `lanes`: what listens at our ports (GATE: the gate): a function that makes the
-    protocol of a connection which came through the given relay. `enter` makes connections to relays, `draw(count)` returns
+    `links`: the links that are up. `listeners`: for each of our ports (GATE: the gate) a function that makes the protocol
+    of a connection that came over the given relay. `enter` makes connections to relays, `draw(count)` returns
     the random bytes of a token.
     """
 
@@ -91,7 +91,7 @@ class Circuits:
         enter: Enter,
     ) -> None:
         self.links: Mapping[PeerId, Neighbour] = {}
-        self.lanes: dict[int, Callable[[PeerId], asyncio.BaseProtocol]] = {}
+        self.listeners: dict[int, Callable[[PeerId], asyncio.BaseProtocol]] = {}
         self.relay = Relay(limits, loan, rate_limit, self._direct, self._send_later, draw)
         self._own, self._limits, self._enter = own, limits, enter
         self._avoided: dict[tuple[PeerId, PeerId], tuple[float, float]] = {}
@@ -204,12 +204,12 @@ class Circuits:
 
     async def _follow(self, relay: PeerId, port: int, token: bytes) -> None:
         """Open our end of a circuit, as if the other side had connected to one of our ports."""
-        lane, link = self.lanes.get(port), self.links.get(relay)
-        if lane is None or link is None:
+        listener, link = self.listeners.get(port), self.links.get(relay)
+        if listener is None or link is None:
             return
         try:
             async with asyncio.timeout(self._limits.token):
-                await self._enter(link.gates, token, lambda: lane(relay))
+                await self._enter(link.gates, token, lambda: listener(relay))
         except OSError:
             pass  # the other side notices that the circuit does not open
 

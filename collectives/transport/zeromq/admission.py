@@ -73,7 +73,7 @@ class AdmissionPort:
     async def open(self, host: str, port: int) -> int:
         """Listen; return the port, a free one if `port` is 0. Raises PortTaken."""
         self._server, port = await listen(self._visit, host, range(port, port + 1))
-        self._sockets.circuits.lanes[GATE] = lambda relay: self._visit(relayed=True)
+        self._sockets.circuits.listeners[GATE] = lambda relay: self._visit(relayed=True)
         return port
 
     async def close(self) -> None:

@@ -30,11 +30,11 @@ class OfferedPort:
     async def open(self, accept: Callable[[PeerId], asyncio.Protocol], host: str, ports: range) -> int:
         """Listen on a port of `ports` and return it. Raises PortTaken.
 
-        `accept(relay)` makes the connection that begins, see `Circuits.lanes`; relay: b"" if it is direct.
+        `accept(relay)` makes the connection that begins, see `Circuits.listeners`; relay: b"" if it is direct.
         """
         self._server, self._port = await listen(lambda: accept(b""), host, ports)
         self._sockets.gatekeeper.allow(self.domain, lambda key: key == self._key)
-        self._sockets.circuits.lanes[self._port] = accept
+        self._sockets.circuits.listeners[self._port] = accept
         return self._port
 
     def close(self) -> None:
@@ -42,5 +42,5 @@ class OfferedPort:
         if self._server is not None:
             self._server.close()
             self._server = None
-            self._sockets.circuits.lanes.pop(self._port, None)
+            self._sockets.circuits.listeners.pop(self._port, None)
             self._sockets.gatekeeper.forbid(self.domain)

@@ -144,7 +144,7 @@ class ZmqTransport:
             self._connections.host = host = await bindable(self._sockets.resolver, self._host)
             self._port = await self._gate.open(host, self._port)
             self._bulk, self._connections.bulk_port = await listen(self._stream, host, self._ports)
-            self._circuits.lanes[self._connections.bulk_port] = lambda relay: self._stream()
+            self._circuits.listeners[self._connections.bulk_port] = lambda relay: self._stream()
         except PortTaken:
             await self.close()
             raise

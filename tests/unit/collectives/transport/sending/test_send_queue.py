@@ -383,7 +383,7 @@ def test_nothing_is_sent_after_close():
 
 
 def test_lane_exists_only_while_frames_wait():
-    """Peers come and go, and lanes must not accumulate. Frames stay in order from one lane to the next."""
+    """Peers come and go, and their queues must not accumulate. Frames stay in order from one queue to the next."""
 
     async def work():
         wire = Wire()

@@ -144,7 +144,7 @@ def test_back_off_grows_to_its_bound():
     assert retry.at == limits.retry_last
 
 
-def test_receive_queue_pauses_lanes_separately_and_drops_a_peer():
+def test_receive_queue_pauses_its_queues_separately_and_drops_a_peer():
     log = []
 
     async def work():
