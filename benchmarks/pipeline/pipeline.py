@@ -27,6 +27,7 @@ from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
 from thinwire.node.pipeline.step.host import Host
 from thinwire.node.pipeline.step.origin import Origin
 from thinwire.node.pipeline.step.stage_holders import StageHolders
+from thinwire.node.pipeline.step.step_context import StepContext
 from thinwire.node.pipeline.step.timeouts import Timeouts
 from thinwire.node.training.inner_optimizer import InnerConfig
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
@@ -93,22 +94,16 @@ async def step(
                 return function()
 
         own = sections[index]
-        common: dict[str, Any] = {
-            "send_queue": SendQueue(transport),
-            "work": work,
-            "now": loop.time,
-            "emit": lambda name, fields: None,
-        }
+        context = StepContext(identity.peer_id, SendQueue(transport), loop.time, work, lambda name, fields: None)
         if index:
             host = Host(
-                identity.peer_id,
+                context,
                 identities[0].peer_id,
                 index,
                 Stage(own),
                 StageOptimizer(own, INNER),
                 boundary,
-                context=length,
-                **common,
+                length=length,
             )
             runs.append(host)
             tasks.append(loop.create_task(host.run()))
@@ -117,7 +112,7 @@ async def step(
             patience = Timeouts(loop.time, first=600.0, least=60.0)
             runs.append(
                 Origin(
-                    own, StageOptimizer(own, INNER), boundary, stage_holders, patience=patience, window=window, **common
+                    own, StageOptimizer(own, INNER), boundary, stage_holders, context, patience=patience, window=window
                 )
             )
         tasks.append(loop.create_task(receive(transport, runs[-1])))

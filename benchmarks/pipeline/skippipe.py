@@ -33,6 +33,7 @@ from thinwire.node.pipeline.step.measurements import Measurements
 from thinwire.node.pipeline.step.origin import Origin
 from thinwire.node.pipeline.step.route_planner import RoutePlanner
 from thinwire.node.pipeline.step.stage_holders import StageHolders
+from thinwire.node.pipeline.step.step_context import StepContext
 from thinwire.node.pipeline.step.timeouts import Timeouts
 from thinwire.node.training.inner_optimizer import InnerConfig
 from thinwire.sims.engine import virtual_loop
@@ -109,25 +110,25 @@ class Replica:
             for index in members:
                 own = HollowSection(VOCABULARY, WIDTH)
                 host = Host(
-                    self.ids[index].peer_id, me, stage, Stage(own), StageOptimizer(own, INNER), self.boundary,
-                    context=LENGTH, room=self.room, **self.common(index),
+                    self.context(index), me, stage, Stage(own), StageOptimizer(own, INNER), self.boundary,
+                    length=LENGTH, room=self.room,
                 )  # fmt: skip
                 self.hosts.append(host)
                 self.start(index, host, host.run())
-        own, common = HollowSection(VOCABULARY, WIDTH), self.common(0)
+        own, context = HollowSection(VOCABULARY, WIDTH), self.context(0)
         self.measurements = Measurements(loop.time)
         route_planner = None
         if self.plan is not None:
-            route_planner = RoutePlanner(self.measurements, room=self.room, emit=common["emit"], **self.plan)
+            route_planner = RoutePlanner(self.measurements, room=self.room, emit=context.emit, **self.plan)
         self.origin = Origin(
-            cast(ModelSection, own), StageOptimizer(own, INNER), self.boundary, StageHolders(holders),
+            cast(ModelSection, own), StageOptimizer(own, INNER), self.boundary, StageHolders(holders), context,
             patience=Timeouts(loop.time, first=900.0, least=200.0),
-            window=self.window or self.micros, route_planner=route_planner, **common,
+            window=self.window or self.micros, route_planner=route_planner,
         )  # fmt: skip
         self.route_planner = route_planner
         self.start(0, self.origin)
 
-    def common(self, index: int) -> dict[str, Any]:
+    def context(self, index: int) -> StepContext:
         loop, lock = asyncio.get_running_loop(), asyncio.Lock()
 
         async def work(function: Callable[[], Any]) -> Any:
@@ -148,7 +149,7 @@ class Replica:
             (self.origin if not index else self.host(index)).on_link_down(peer, gone=False)
 
         send_queue = SendQueue(self.transports[index], unreachable)
-        return {"send_queue": send_queue, "work": work, "now": loop.time, "emit": emit}
+        return StepContext(self.ids[index].peer_id, send_queue, loop.time, work, emit)
 
     def host(self, index: int) -> Host:
         return next(host for host in self.hosts if host.me == self.ids[index].peer_id)

@@ -38,10 +38,10 @@ def test_three_processes_train_one_model_and_survive_a_kill():
             member.update,
             member.boundary,
             StageHolders({1: [first], 2: [second]}),
+            member.context,
             patience=Timeouts(member.now, first=60.0, least=30.0),
             window=3,
             clip=1.0,
-            **member.common,
         )
         presence.attach(Topic.STAGES, origin)
         task = asyncio.create_task(presence.run())

@@ -9,14 +9,14 @@ from contextlib import suppress
 from functools import partial
 
 from thinwire.collectives.transport.payload_assembly import PayloadAssembly
-from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.core.codec import CodecError
 from thinwire.node.pipeline.groups.stage_learner import StageLearner
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding
 from thinwire.node.pipeline.model.held_stage import HeldStage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
 from thinwire.node.pipeline.step.host import Host
-from thinwire.node.runtime.asyncio_extra import Work, cancelled
+from thinwire.node.pipeline.step.step_context import StepContext
+from thinwire.node.runtime.asyncio_extra import cancelled
 from thinwire.node.training.learner import NOTHING, StepReport, WorkShare
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import short
@@ -41,17 +41,15 @@ class HostLearner(StageLearner):
         self,
         holding: HeldStage,
         host: Host,
+        context: StepContext,
         *,
-        send_queue: SendQueue,
-        work: Work,
-        now: Callable[[], float],
         round: Callable[[], int] = int,
         orphaned: Callable[[], bool] = lambda: False,
         able: Callable[[int], bool] = lambda stage: False,
     ) -> None:
         super().__init__(holding)
         self.host = host
-        self._send_queue, self._work, self._now = send_queue, work, now
+        self._send_queue, self._work, self._now = context.send_queue, context.work, context.now
         self._coming, self._assembly = 0, holding.assembly
         """Tag of the frozen rows that are in transit to us, and their assembly."""
         self._at, self._until, self._last_frame_at, self._lone = 0, 0, 0.0, False

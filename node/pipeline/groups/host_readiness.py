@@ -9,12 +9,11 @@ from contextlib import suppress
 
 from thinwire.collectives.topology.peer_backoff import Backoff
 from thinwire.collectives.transport.payload_assembly import pieces
-from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.node.membership.presence import Handler
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding
 from thinwire.node.pipeline.recovery.stage_source import SourceKind
 from thinwire.node.pipeline.step.origin import Origin
-from thinwire.node.runtime.event_log import Emit
+from thinwire.node.pipeline.step.step_context import StepContext
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import short
 from thinwire.swarm.messages.registry import FrozenRows, PeerId, StageAssignment
@@ -42,21 +41,18 @@ class HostReadiness(Handler):
 
     def __init__(
         self,
-        me: PeerId,
+        context: StepContext,
         origin: Origin,
         stages: int,
         *,
-        send_queue: SendQueue,
-        now: Callable[[], float],
         wait: float,
-        emit: Emit,
         spare: int = 0,
         frozen: Callable[[], FrozenEmbedding] = FrozenEmbedding,
         source: Callable[[int], SourceKind] = lambda stage: "holder",
         alone: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.origin, self._me, self._stages, self._spare, self._send_queue = origin, me, stages, spare, send_queue
-        self._now, self._wait, self._emit = now, wait, emit
+        self._me, self._send_queue, self._now, self._emit = context.me, context.send_queue, context.now, context.emit
+        self.origin, self._stages, self._spare, self._wait = origin, stages, spare, wait
         self.source, self.frozen, self._alone = source, frozen, alone
         self._handed: dict[PeerId, int] = {}
         """Tags of the rows sent to each host over a link that is still up."""

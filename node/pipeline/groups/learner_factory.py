@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from thinwire.collectives.timing import GIVE_UP
-from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.node.membership.presence import Handler, Topic
 from thinwire.node.methods.fragments.fragment_replicas import begin_fragment
 from thinwire.node.methods.fragments.standby_copy import StandbyCopy
@@ -35,6 +34,7 @@ from thinwire.node.pipeline.step.measurements import Measurements
 from thinwire.node.pipeline.step.origin import Origin
 from thinwire.node.pipeline.step.route_planner import RoutePlanner
 from thinwire.node.pipeline.step.stage_holders import StageHolders
+from thinwire.node.pipeline.step.step_context import StepContext
 from thinwire.node.pipeline.step.timeouts import Timeouts
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.runtime.event_log import Emit
@@ -78,13 +78,13 @@ def learner(
 
     `batches`: of an origin. `fits`: stages that a host can hold instead if its origin wants it to (HostLearner.next).
     """
-    context = LearnerContext(peer.identity.peer_id, peer.presence.send_queue, peer.environment.now, work, peer.emit)
+    context = StepContext(peer.identity.peer_id, peer.presence.send_queue, peer.environment.now, work, peer.emit)
     if seat.stage:
         return _host(peer, manifest, vocab, seat, context, fits)
     return _origin(peer, manifest, vocab, batches(), context)
 
 
-def _origin(peer: Peer, manifest: Manifest, vocab: int, batches: Batches, context: LearnerContext) -> OriginLearner:
+def _origin(peer: Peer, manifest: Manifest, vocab: int, batches: Batches, context: StepContext) -> OriginLearner:
     """Create the learner of an origin."""
     origin = origin_learner(
         manifest,
@@ -101,7 +101,7 @@ def _origin(peer: Peer, manifest: Manifest, vocab: int, batches: Batches, contex
 
 
 def _host(
-    peer: Peer, manifest: Manifest, vocab: int, seat: Seat, context: LearnerContext, fits: Collection[int]
+    peer: Peer, manifest: Manifest, vocab: int, seat: Seat, context: StepContext, fits: Collection[int]
 ) -> HostLearner:
     """Create the learner of a host.
 
@@ -227,47 +227,32 @@ def next_of(learner: object) -> Seat | None:
     return learner.next if isinstance(learner, HostLearner) else None
 
 
-@dataclass(frozen=True, slots=True)
-class LearnerContext:
-    """Parts of a peer that a learner in a group uses: identity, send queue, clock (seconds), worker."""
-
-    me: PeerId
-    send_queue: SendQueue
-    now: Callable[[], float]
-    work: Work
-    emit: Emit
-
-
 def host_learner(
-    manifest: Manifest, vocab: int, stage: int, origin: PeerId, context: LearnerContext, **known: Callable[..., Any]
+    manifest: Manifest, vocab: int, stage: int, origin: PeerId, context: StepContext, **known: Callable[..., Any]
 ) -> HostLearner:
     """Create the learner of a peer that holds `stage` in the group of `origin`. `known`: see HostLearner."""
-    holding = HeldStage(manifest, vocab, stage)
+    holding, context = HeldStage(manifest, vocab, stage), _quiet(context)
     section, micro = holding.section, manifest.microbatches
     holding.boundary.warm_up()
     host = Host(
-        context.me,
+        context,
         origin,
         stage,
         Stage(section),
         StageOptimizer(section, inner_of(manifest)),
         holding.boundary,
-        send_queue=context.send_queue,
-        work=context.work,
-        now=context.now,
-        emit=_quiet(context.emit),
-        context=manifest.model.context,
+        length=manifest.model.context,
         batch=manifest.inner.batch,
         room=2 * max(manifest.host_capacity, manifest.pipeline.max_in_flight or micro),
     )
-    return HostLearner(holding, host, send_queue=context.send_queue, work=context.work, now=context.now, **known)
+    return HostLearner(holding, host, context, **known)
 
 
 def origin_learner(
     manifest: Manifest,
     vocab: int,
     batches: Batches,
-    context: LearnerContext,
+    context: StepContext,
     *,
     source: Callable[[int], SourceKind] = lambda stage: "holder",
     alone: Callable[[], bool] = lambda: False,
@@ -277,19 +262,16 @@ def origin_learner(
 
     `source`, `alone`: see HostReadiness. `others`: see OriginLearner.
     """
-    holding, pipeline, emit = HeldStage(manifest, vocab, 0), manifest.pipeline, _quiet(context.emit)
-    route_planner = _route_planner(manifest, context.now, emit) if pipeline.paths == "planned" else None
+    holding, pipeline, context = HeldStage(manifest, vocab, 0), manifest.pipeline, _quiet(context)
+    route_planner = _route_planner(manifest, context.now, context.emit) if pipeline.paths == "planned" else None
     holding.boundary.warm_up()
     origin = Origin(
         holding.section,
         StageOptimizer(holding.section, inner_of(manifest)),
         holding.boundary,
         StageHolders({}),
-        send_queue=context.send_queue,
-        work=context.work,
-        now=context.now,
+        context,
         patience=Timeouts(context.now, first=FIRST, least=LEAST),
-        emit=emit,
         window=pipeline.max_in_flight or min(pipeline.stages, manifest.microbatches),
         clip=manifest.inner.clip,
         by_visits=pipeline.gradient == "visits",
@@ -298,13 +280,10 @@ def origin_learner(
     wait = manifest.exchange.timeout_seconds + GIVE_UP * ROUND_PATIENCE
     spare = pipeline.stages - pipeline.visited
     readiness = HostReadiness(
-        context.me,
+        context,
         origin,
         pipeline.stages,
-        send_queue=context.send_queue,
-        now=context.now,
         wait=wait,
-        emit=emit,
         spare=spare,
         frozen=lambda: holding.frozen,
         source=source,
@@ -321,7 +300,7 @@ def origin_learner(
         batches,
         manifest,
         now=context.now,
-        emit=emit,
+        emit=context.emit,
         route_planner=route_planner,
         balance=Rebalancer(origin.measurements, context.now, period=pipeline.rebalance) if moves else None,
         order=order,
@@ -337,5 +316,7 @@ def _route_planner(manifest: Manifest, now: Callable[[], float], emit: Emit) -> 
     )
 
 
-def _quiet(emit: Emit) -> Emit:
-    return lambda name, fields: emit(name, fields) if name in LOGGED else None
+def _quiet(context: StepContext) -> StepContext:
+    """Return a context whose event log receives only the events in LOGGED."""
+    emit = context.emit
+    return replace(context, emit=lambda name, fields: emit(name, fields) if name in LOGGED else None)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from functools import partial
 
 from thinwire.collectives.transport.payload_assembly import PayloadAssembly, pieces
-from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.codec import CodecError
 from thinwire.node.pipeline.model.stage import Stage
@@ -22,8 +21,7 @@ from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
 from thinwire.node.pipeline.step.early_activations import EarlyActivations
 from thinwire.node.pipeline.step.micro_batch_attempt import NO_NEXT, NO_PREVIOUS
 from thinwire.node.pipeline.step.route_hop import RouteHop
-from thinwire.node.runtime.asyncio_extra import Work
-from thinwire.node.runtime.event_log import Emit
+from thinwire.node.pipeline.step.step_context import StepContext
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Activation, Apply, Close, GradientSummary, Passed, PeerId, Route
 from torch import Tensor
@@ -46,32 +44,33 @@ class Host:
     """Handler of Presence that works for an origin; let `run` run until cancelled.
 
     `stage`: number of the stage; `layers`: its computation; `update`: inner optimizer of its parameters. `room`:
-    micro-batches that it holds at a time, each of at most `batch` sequences. `step`: number of the next inner step;
-    `loss`: loss of the last step as the origin announced it. `work` runs computations; `now`: seconds.
+    micro-batches that it holds at a time, each of at most `batch` sequences of at most `length` tokens. `step`: number of the
+    next inner step; `loss`: loss of the last step as the origin announced it.
     """
 
     def __init__(
         self,
-        me: PeerId,
+        context: StepContext,
         origin: PeerId,
         stage: int,
         layers: Stage,
         update: StageOptimizer,
         boundary: Boundary,
         *,
-        send_queue: SendQueue,
-        work: Work,
-        now: Callable[[], float],
-        emit: Emit,
-        context: int,
+        length: int,
         room: int = 16,
         batch: int = 1 << 16,
         step: int = 0,
     ) -> None:
         self.step, self.loss = step, math.nan
-        self.me, self.origin, self.stage, self.layers, self.update = me, origin, stage, layers, update
-        self._boundary, self._send_queue, self._work, self._now, self._emit = boundary, send_queue, work, now, emit
-        self._context, self._room, self._batch = context, room, batch
+        self.me, self.origin, self.stage, self.layers, self.update = context.me, origin, stage, layers, update
+        self._send_queue, self._work, self._now, self._emit = (
+            context.send_queue,
+            context.work,
+            context.now,
+            context.emit,
+        )
+        self._boundary, self._length, self._room, self._batch = boundary, length, room, batch
         self._visits: dict[int, RouteHop] = {}
         self._busy: RouteHop | None = None
         self._attempts: dict[int, int] = {}
@@ -172,7 +171,7 @@ class Host:
         distinct = len({hop.peer for hop in route.path}) == len({hop.stage for hop in route.path}) == len(route.path)
         if not distinct or len(mine) != 1 or mine[0].stage != self.stage:
             return self._answer(route, "path")
-        fits = 0 < route.batch <= self._batch and 0 < route.length <= self._context
+        fits = 0 < route.batch <= self._batch and 0 < route.length <= self._length
         if not fits or self._boundary.nbytes(route.batch, route.length, backward=False) > LARGEST:
             return self._answer(route, "shape")
         old = self._visits.get(route.micro)

@@ -28,7 +28,6 @@ from functools import partial
 from typing import Any
 
 from thinwire.collectives.transport.payload_assembly import pieces
-from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.codec import CodecError
 from thinwire.node.pipeline.model.section import ModelSection
@@ -39,9 +38,8 @@ from thinwire.node.pipeline.step.micro_batch_attempt import Attempt, Failure
 from thinwire.node.pipeline.step.origin_compute import OriginCompute
 from thinwire.node.pipeline.step.route_planner import RoutePlanner
 from thinwire.node.pipeline.step.stage_holders import StageHolders, Visits
+from thinwire.node.pipeline.step.step_context import StepContext
 from thinwire.node.pipeline.step.timeouts import Timeouts
-from thinwire.node.runtime.asyncio_extra import Work
-from thinwire.node.runtime.event_log import Emit
 from thinwire.node.training.batches import Batch
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
@@ -76,12 +74,9 @@ class Origin:
         update: StageOptimizer,
         boundary: Boundary,
         stage_holders: StageHolders,
+        context: StepContext,
         *,
-        send_queue: SendQueue,
-        work: Work,
-        now: Callable[[], float],
         patience: Timeouts,
-        emit: Emit,
         window: int,
         route_planner: RoutePlanner | None = None,
         clip: float = 0.0,
@@ -93,11 +88,17 @@ class Origin:
         self.norms: dict[int, float] = {}
         """Norm of the last gradient by stage, before clipping."""
         self._ends = OriginCompute(section, boundary, recompute=recompute)
-        self._boundary, self._send_queue, self._work, self._now, self._emit = boundary, send_queue, work, now, emit
-        self._patience, self._window, self._clip, self._by_visits = patience, window, clip, by_visits
+        self._send_queue, self._work, self._now, self._emit = (
+            context.send_queue,
+            context.work,
+            context.now,
+            context.emit,
+        )
+        self._boundary, self._patience, self._window, self._clip = boundary, patience, window, clip
+        self._by_visits = by_visits
         self._route_planner, self.measurements = (
             route_planner,
-            route_planner.measurements if route_planner is not None else Measurements(now),
+            route_planner.measurements if route_planner is not None else Measurements(context.now),
         )
         self._attempts: dict[int, Attempt] = {}
         self._account = GradientLedger()

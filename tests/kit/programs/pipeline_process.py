@@ -23,6 +23,7 @@ from thinwire.node.pipeline.model.section import cut, section
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
 from thinwire.node.pipeline.step.host import Host
+from thinwire.node.pipeline.step.step_context import StepContext
 from thinwire.node.training.inner_optimizer import InnerConfig
 from thinwire.node.training.models.transformer import ModelConfig
 from thinwire.swarm.identity.identity import Identity
@@ -71,7 +72,7 @@ class Member:
             if record.peer_id != self.identity.peer_id:
                 roster.learn(record, self.now())
                 self.transport.learn(record)
-        self.common = {"send_queue": presence.send_queue, "work": work, "now": self.now, "emit": ignore}
+        self.context = StepContext(self.identity.peer_id, presence.send_queue, self.now, work, ignore)
         return presence
 
 
@@ -91,10 +92,8 @@ async def main(stage: int) -> None:
     member = Member(stage)
     print(await member.open(), flush=True)
     presence = member.meet(json.loads(await work(sys.stdin.readline)))
-    me, layers = member.identity.peer_id, Stage(member.section, recompute=True)
-    host = Host(
-        me, identity(0).peer_id, stage, layers, member.update, member.boundary, context=CONFIG.context, **member.common
-    )
+    layers, origin = Stage(member.section, recompute=True), identity(0).peer_id
+    host = Host(member.context, origin, stage, layers, member.update, member.boundary, length=CONFIG.context)
     presence.attach(Topic.STAGES, host)
     tasks = [asyncio.create_task(presence.run()), asyncio.create_task(host.run())]
     while await work(sys.stdin.readline):

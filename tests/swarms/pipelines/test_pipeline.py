@@ -18,6 +18,7 @@ from thinwire.node.pipeline.model.subspace_model import confine
 from thinwire.node.pipeline.step.host import Host
 from thinwire.node.pipeline.step.origin import Origin
 from thinwire.node.pipeline.step.stage_holders import StageHolders
+from thinwire.node.pipeline.step.step_context import StepContext
 from thinwire.node.pipeline.step.timeouts import Timeouts
 from thinwire.node.training.inner_loop import Trainer
 from thinwire.node.training.inner_optimizer import InnerConfig
@@ -88,6 +89,9 @@ class Peer:
             await asyncio.sleep(self.pace)
             return function()
 
+    def context(self, now):
+        return StepContext(self.id, self.send_queue, now, self.work, self.emit)
+
     def emit(self, name, fields):
         self.log.append((name, dict(fields)))
         self.replica.saw(self, name)
@@ -145,18 +149,16 @@ class Replica:
                 peer.stage, peer.section = stage, self.section(stage, boundary)
                 peer.update = StageOptimizer(peer.section, inner)
                 peer.runs = Host(
-                    peer.id, self.origin.id, stage, Stage(peer.section), peer.update, boundary,
-                    send_queue=peer.send_queue, work=peer.work, now=now, emit=peer.emit, context=CONFIG.context,
-                    room=0 if peer.index in full else 16,
+                    peer.context(now), self.origin.id, stage, Stage(peer.section), peer.update, boundary,
+                    length=CONFIG.context, room=0 if peer.index in full else 16,
                 )  # fmt: skip
                 self.hosts.append(peer)
         holders = {stage: [peer.id for peer in self.hosts if peer.stage == stage] for stage in (1, 2, 3)}
         self.origin.section = self.section(0, boundary)
         self.origin.update = StageOptimizer(self.origin.section, inner)
         self.origin.runs = Origin(
-            self.origin.section, self.origin.update, boundary, StageHolders(holders), send_queue=self.origin.send_queue,
-            work=self.origin.work, now=now, patience=Timeouts(now, first=10.0, least=2.0), emit=self.origin.emit,
-            window=window, clip=clip, **options,
+            self.origin.section, self.origin.update, boundary, StageHolders(holders), self.origin.context(now),
+            patience=Timeouts(now, first=10.0, least=2.0), window=window, clip=clip, **options,
         )  # fmt: skip
         for peer in (self.origin, *self.hosts):
             for other in (self.origin, *self.hosts):

@@ -8,6 +8,8 @@ import pytest
 from kit.rounds.round_harness import FakeSendQueue
 from thinwire.node.pipeline.groups.host_readiness import MOMENT, SETTLED, HostReadiness
 from thinwire.node.pipeline.step.stage_holders import StageHolders
+from thinwire.node.pipeline.step.step_context import StepContext
+from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import StageAssignment
@@ -32,15 +34,8 @@ class Origin:
 def play(work):
     async def main():
         origin = Origin()
-        readiness = HostReadiness(
-            ME,
-            origin,
-            3,
-            send_queue=FakeSendQueue(),
-            now=virtual_loop.current().time,
-            wait=WAIT,
-            emit=lambda name, _: origin.told.append(name),
-        )
+        now, emit = virtual_loop.current().time, lambda name, _: origin.told.append(name)
+        readiness = HostReadiness(StepContext(ME, FakeSendQueue(), now, at_once, emit), origin, 3, wait=WAIT)
         await work(readiness, origin)
 
     virtual_loop.run(main(), seed=1)

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from thinwire.collectives.transport.payload_assembly import pieces
 from thinwire.node.pipeline.groups.host_readiness import SETTLED
-from thinwire.node.pipeline.groups.learner_factory import LearnerContext, host_learner, origin_learner
+from thinwire.node.pipeline.groups.learner_factory import host_learner, origin_learner
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding
+from thinwire.node.pipeline.step.step_context import StepContext
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.manifest.parser import parse
@@ -39,7 +40,7 @@ class Outbox:
 
 
 def context_of(me, now=lambda: 0.0):
-    return LearnerContext(me, Outbox(), now, at_once, lambda name, fields: None)
+    return StepContext(me, Outbox(), now, at_once, lambda name, fields: None)
 
 
 def rows(seed):

@@ -12,6 +12,7 @@ from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
 from thinwire.node.pipeline.step.early_activations import EarlyActivations
 from thinwire.node.pipeline.step.host import Host
 from thinwire.node.pipeline.step.micro_batch_attempt import NO_NEXT, NO_PREVIOUS
+from thinwire.node.pipeline.step.step_context import StepContext
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.training.inner_optimizer import InnerConfig
 from thinwire.node.training.models.transformer import ModelConfig
@@ -33,10 +34,8 @@ class Scene:
         self.layers = Stage(self.section)
         inner = InnerConfig(optimizer="sgd", lr=1.0, betas=(0.0, 0.0), weight_decay=0.0, warmup=0)
         self.update = StageOptimizer(self.section, inner)
-        self.host = Host(
-            ME, ORIGIN, 2, self.layers, self.update, self.boundary, send_queue=self, work=at_once, now=lambda: 0.0,
-            emit=lambda name, fields: None, context=8, **options,
-        )  # fmt: skip
+        context = StepContext(ME, self, lambda: 0.0, at_once, lambda name, fields: None)
+        self.host = Host(context, ORIGIN, 2, self.layers, self.update, self.boundary, length=8, **options)
         self.task = asyncio.get_running_loop().create_task(self.host.run())
 
     def control(self, to, message):
