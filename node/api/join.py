@@ -12,6 +12,7 @@ from thinwire.node.api.swarm import Swarm
 from thinwire.node.peer.bootstrap import arriving, founding
 from thinwire.node.peer.peer_services import GATHER_SECONDS
 from thinwire.node.runtime.load_settings import load
+from thinwire.swarm.identity.regular_file import content_of
 from thinwire.swarm.manifest.manifest import ManifestError
 from thinwire.swarm.manifest.parser import parse as parse_manifest
 from torch.distributed import ProcessGroup
@@ -74,7 +75,7 @@ def join(
 
 def _read_custom(path: Path) -> bytes:
     try:
-        toml = path.read_bytes()
+        toml = content_of(path)
     except OSError as error:
         raise ManifestError(f"cannot read {path}: {error.strerror}", "give the path of the run's TOML file") from None
     if parse_manifest(toml, path.name).model.kind != "custom":

@@ -257,20 +257,21 @@ def _built_in(name: str, size: Size) -> str:
 def _of_transformers(model: str, folder: Path) -> tuple[str, str]:
     """Return the table [model], and the lines about the tokenizer. Raises InputError."""
     from blake3 import blake3
+    from thinwire.swarm.identity.regular_file import TOKENIZER, content_of
 
     name = model.removeprefix("hf:")
     place = folder / name
-    content = (place / "config.json").read_bytes()
     try:
+        content = content_of(place / "config.json")
         config = json.loads(content)
         longest = _first(config, "max_position_embeddings", "n_positions")
-    except (ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise InputError(
             f"{place / 'config.json'} cannot be used: {error}", "give the folder of a language model"
         ) from None
     tokenizer, file = '"bytes"       # the folder has no tokenizer.json', place / "tokenizer.json"
     if file.is_file():
-        tokenizer = f'"{name}"\ntokenizer_hash = "{blake3(file.read_bytes()).hexdigest()}"'
+        tokenizer = f'"{name}"\ntokenizer_hash = "{blake3(content_of(file, TOKENIZER)).hexdigest()}"'
     table = f"""\
 [model]
 # Other peers agree to it with `thinwire join INVITE --model hf:FOLDER`, docs/guides/models-and-data.md.

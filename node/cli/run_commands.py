@@ -174,10 +174,11 @@ def start(
 
 def _read_manifest(file: Path) -> Manifest:
     """Return the manifest in a file: mistakes in it are reported at once, before torch is loaded."""
+    from thinwire.swarm.identity.regular_file import content_of
     from thinwire.swarm.manifest.parser import parse
 
     try:
-        toml = file.read_bytes()
+        toml = content_of(file)
     except OSError as error:
         raise InputError(
             f"cannot read {file}: {error.strerror}", "give the path of a run's TOML file, such as examples/demo.toml"

@@ -52,6 +52,7 @@ from thinwire.node.training.models.tokenizer import load_tokenizer, tokenizer_fi
 from thinwire.node.training.models.user_model import check_named, config_file
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.invite import Invite
+from thinwire.swarm.identity.regular_file import TOKENIZER, content_of
 from thinwire.swarm.identity.stage_claim import Seat
 from thinwire.swarm.manifest.manifest import Manifest
 
@@ -62,7 +63,7 @@ Made = TypeVar("Made", bound=Learner)
 def start(run: Path, config: Config, options: Options) -> int:
     """Found a run, or return to it, as `thinwire start` does without --local. Return the exit code."""
     new = options.new or bool(options.weights)
-    entry = founding(run.read_bytes(), config, run.name, new=new)
+    entry = founding(content_of(run), config, run.name, new=new)
     return _run(entry, options, here=run.parent)
 
 
@@ -275,7 +276,7 @@ class Daemon:
         if manifest.data.tokenizer != "bytes":
             run = self._entry.config.directories.run(self._entry.run_id)
             try:
-                run.tokenizer.write_bytes(tokenizer_file(manifest.data.tokenizer, self._here).read_bytes())
+                run.tokenizer.write_bytes(content_of(tokenizer_file(manifest.data.tokenizer, self._here), TOKENIZER))
             except OSError as error:
                 LOGGER.warning("cannot copy the tokenizer for `thinwire export`: %s", error.strerror)
         return made
@@ -306,7 +307,7 @@ class Daemon:
         )
         run = config.directories.run(self._entry.run_id)
         if manifest.model.kind == "hf":
-            run.model_config.write_bytes(config_file(config.model).read_bytes())
+            run.model_config.write_bytes(content_of(config_file(config.model)))
         if manifest.lora.rank:
             write_config(made.trainer.model, run.path)
         return made

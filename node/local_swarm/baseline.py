@@ -18,6 +18,7 @@ from thinwire.node.runtime.event_log import EventLog
 from thinwire.node.training.batches import shards_of
 from thinwire.node.training.local_learner import LocalLearner, prepare
 from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.identity.regular_file import content_of
 from thinwire.swarm.manifest.parser import parse
 
 SAMPLES, BATCH = 256, 32
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         training = prepare(
-            parse(options.run.read_bytes(), options.run.name),
+            parse(content_of(options.run), options.run.name),
             data=options.data,
             device=choose_device(options.device),
             threads=options.threads,

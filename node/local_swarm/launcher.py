@@ -20,6 +20,7 @@ from thinwire.node.runtime.console import log_style, set_up_logging
 from thinwire.node.runtime.load_settings import Config
 from thinwire.node.runtime.signals import HANGUP, ending
 from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.identity.regular_file import content_of
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse
 
@@ -58,7 +59,7 @@ def start_local(run: Path, config: Config, options: Options) -> int:
     Raises LocalError, UsageError, PlaceError.
     """
     run = run.absolute()
-    manifest = parse(run.read_bytes(), run.name)
+    manifest = parse(content_of(run), run.name)
     style = log_style(options.log)
     set_up_logging(style, config.directories.log, debug=options.debug)
     swarm = LocalSwarm(run, manifest, config, options)

@@ -19,6 +19,7 @@ from thinwire.node.runtime.directories import Directories, directories
 from thinwire.node.runtime.settings import HAS_PORT, HF, MAPPED_PORTS, MEMBER_PORTS, PREFIX, SETTINGS, Rate
 from thinwire.swarm.identity.address import join_address
 from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.identity.regular_file import content_of
 
 Flags: TypeAlias = Mapping[str, "str | int | Path | None"]
 """Values from the command line by name of the setting; None if the flag was not given."""
@@ -117,7 +118,7 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, obj
 
 def _from_file(file: Path) -> Iterator[tuple[str, object, str]]:
     try:
-        table = tomllib.loads(file.read_bytes().decode())
+        table = tomllib.loads(content_of(file).decode())
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:

@@ -237,7 +237,8 @@ def _files(path: Path) -> list[Path]:
             raise DataError(f"{path}: cannot read {path.suffix or 'a file without a suffix'}", accepted)
         return [path]
     if not path.is_dir():
-        raise DataError(f"{path}: no such file or folder", accepted)
+        why = "neither a file nor a folder" if path.exists() else "no such file or folder"
+        raise DataError(f"{path}: {why}", accepted)
     files = [file for file in _walk(path) if file.suffix.lower() in SUFFIXES]
     if not files:
         raise DataError(f"{path}: no data in this folder", accepted)

@@ -244,9 +244,11 @@ def _pipeline(file: Path, picture: Path | None, tries: int | None, json: bool) -
 
 
 def _read(file: Path | None, hint: str = "name a run's TOML, such as examples/demo.toml") -> bytes:
+    from thinwire.swarm.identity.regular_file import content_of
+
     if file is None:
         return b""
     try:
-        return file.read_bytes()
+        return content_of(file)
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}", hint) from None

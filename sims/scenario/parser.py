@@ -18,6 +18,7 @@ from thinwire.sims.scenario.scenario import PeerSpec, Scenario
 from thinwire.sims.scenario.tables import MOST_PEERS, FaultEntry, Links, PeerGroup, SiteLine, Top
 from thinwire.sims.scenario.toml_lines import Place, as_toml, lines_of
 from thinwire.sims.scenario.toml_table_reader import Reader, ScenarioError, nearest
+from thinwire.swarm.identity.regular_file import content_of
 from thinwire.swarm.manifest.manifest import ManifestError
 from thinwire.swarm.manifest.parser import parse as parse_manifest
 
@@ -43,9 +44,7 @@ def load(named: str, *, peers: int | None = None) -> Scenario:
         hint = nearest(named, known, "shipped are: ") + "; a file ends in .toml"
         raise ScenarioError(f"there is no scenario {named!r}", hint)
     try:
-        if file.stat().st_size > _LARGEST:
-            raise ScenarioError(f"{file} is larger than {_LARGEST >> 10} KiB", "name a scenario's TOML file")
-        text = file.read_text(encoding="utf-8")
+        text = content_of(file, _LARGEST).decode()
     except OSError as error:
         raise ScenarioError(
             f"cannot read {file}: {error.strerror}", "`thinwire sim new FILE` writes one to begin with"
@@ -58,7 +57,7 @@ def load(named: str, *, peers: int | None = None) -> Scenario:
 def load_faults(file: Path, peers: int) -> tuple[Fault, ...]:
     """Load a list of faults as the driver writes it: JSON. Raises ScenarioError."""
     try:
-        faults = msgspec.json.decode(file.read_bytes(), type=tuple[Fault, ...])
+        faults = msgspec.json.decode(content_of(file), type=tuple[Fault, ...])
     except OSError as error:
         raise ScenarioError(f"cannot read {file}: {error.strerror}", "name a JSON list of faults") from None
     except msgspec.MsgspecError as error:
@@ -137,7 +136,7 @@ class _ScenarioReader(Reader):
         try:
             if isinstance(given, str):
                 file = self.file.parent / given
-                text, name = file.read_text(encoding="utf-8"), str(file)
+                text, name = content_of(file).decode(), str(file)
             else:
                 text, name = as_toml(given), "manifest"
             found = parse_manifest(text, name)

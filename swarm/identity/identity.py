@@ -19,6 +19,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.identity.regular_file import open_regular
 from thinwire.swarm.messages.registry import PeerId
 
 SIGNATURE_BYTES = 64
@@ -76,11 +77,8 @@ class Identity:
         """Read a key file. Raises IdentityError if it is absent, readable by others, or not a key file."""
         path = Path(path)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
-            with open(descriptor, "rb") as file:
-                status = os.fstat(descriptor)
-                if not stat.S_ISREG(status.st_mode):
-                    raise IdentityError(f"{path} is not a regular file", "name a file that can hold the key")
+            with open_regular(path) as file:
+                status = os.fstat(file.fileno())
                 if os.name == "posix" and status.st_mode & 0o077:
                     mode = stat.S_IMODE(status.st_mode)
                     raise IdentityError(f"{path} can be read by other users (mode {mode:04o})", f"chmod 600 {path}")

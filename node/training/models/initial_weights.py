@@ -22,6 +22,7 @@ from thinwire.node.state.snapshot import fragment_index, fragment_state
 from thinwire.node.state.tensor_file import Array, TensorFileError, Tensors, parse
 from thinwire.node.training.models.missing_hashes import MissingHashError
 from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.identity.regular_file import content_of
 
 KEY = "model.weights"
 
@@ -60,7 +61,7 @@ def read_weights(paths: Sequence[Path]) -> dict[str, Array]:
     tensors, path = dict[str, Array](), paths[0]
     try:
         for path in paths:
-            found = _fragments(path) if path.is_dir() else parse(path.read_bytes())
+            found = _fragments(path) if path.is_dir() else parse(content_of(path, None))
             for name in tensors.keys() & found.keys():
                 if not np.array_equal(tensors[name], found[name]):
                     raise ValueError(f"another source has other values of {name}")
@@ -101,10 +102,10 @@ def _fragments(folder: Path) -> dict[str, Array]:
     """
     weights: dict[str, Array] = {}
     manifest = folder / MANIFEST
-    entries = {entry.name: entry for entry in files_of(manifest.read_bytes())} if manifest.is_file() else {}
+    entries = {entry.name: entry for entry in files_of(content_of(manifest, None))} if manifest.is_file() else {}
     names = entries or {file.name for file in folder.iterdir()}
     for name in sorted(name for name in names if fragment_index(name) is not None):
-        data = (folder / name).read_bytes()
+        data = content_of(folder / name, None)
         if entries:
             entries[name].check(data)
         weights |= fragment_state(parse(data)).weights

@@ -12,6 +12,7 @@ import blake3
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.identity.regular_file import TOKENIZER, content_of
 
 
 class DataError(HintedError):
@@ -130,7 +131,7 @@ def load_tokenizer(name: str, directory: Path, content_hash: str = "") -> Tokeni
         return Bytes()
     path = tokenizer_file(name, directory)
     try:
-        content = path.read_bytes()
+        content = content_of(path, TOKENIZER)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise DataError(f"tokenizer {path}: {reason}", "put the run's tokenizer file there") from None

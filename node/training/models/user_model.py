@@ -22,6 +22,7 @@ from thinwire.node.training.models.causal_model import logits_of
 from thinwire.node.training.models.initial_weights import WeightsError
 from thinwire.node.training.models.missing_hashes import MissingHashError
 from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.identity.regular_file import content_of
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.validation import MODULE_FUNCTION
 from torch import nn
@@ -142,7 +143,7 @@ def config_content(named: str) -> bytes:
     """Return the content of config.json of "hf:…". Raises ModelError."""
     file = config_file(named)
     try:
-        return file.read_bytes()
+        return content_of(file)
     except OSError as error:
         raise ModelError(f"cannot read {file}: {error.strerror}", "give a folder with config.json") from None
 

@@ -100,7 +100,9 @@ def test_sim_command_mistakes_print_two_lines_and_exit_2(in_place, capsys):
         (("new",), "new takes the name"),
         (("new", "mine.toml"), "mine.toml exists"),
         (("mine.toml", "--real", "--namespaces"), "two ways"),
+        (("/dev/zero",), "cannot read /dev/zero: not a regular file"),
         (("mine.toml", "--faults", "none.json"), "cannot read none.json"),
+        (("mine.toml", "--faults", "/dev/zero"), "cannot read /dev/zero: not a regular file"),
     ):
         assert cli(*arguments) == 2
         err = capsys.readouterr().err

@@ -364,6 +364,8 @@ def test_plan_command_prints_json(capsys):
     [
         ([], "--parameters"),
         (["nowhere.toml"], "cannot read"),
+        (["/dev/zero"], "cannot read /dev/zero: not a regular file"),
+        (["--pipeline", "/dev/zero"], "cannot read /dev/zero: not a regular file"),
         (["--parameters", "1B", "--layers", "x"], "--layers"),
         (["--parameters", "1B", "--layers", "8", "--step", "1", "--link", "fast"], "50/10"),
         (["--parameters", "1B", "--layers", "8", "--step", "1", "--link", "0x50/10"], "'0x50/10' is no link"),

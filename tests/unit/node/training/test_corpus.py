@@ -97,8 +97,10 @@ def test_paths_without_data_are_refused_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "mixed" / "b.bin").write_bytes(b"xx")
     (tmp_path / "picture.png").write_bytes(b"x")
     (tmp_path / "empty.txt").write_text("")
+    os.mkfifo(tmp_path / "pipe.txt")
     for name, said in [
         ("absent", "no such"),
+        ("pipe.txt", "neither a file nor a folder"),
         ("folder", "no data"),
         ("mixed", "contains both"),
         ("picture.png", "cannot read"),
