@@ -31,6 +31,13 @@ A larger claim of another peer counts as this much.
 """
 
 
+PAIR = 4
+"""Patiences in which one of two waits for the other: without it there is nothing to average.
+
+The first one in the leader order is a quorum of the two. A larger group waits one patience for its members.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalPart:
     """This peer's input: encoded chunks in grid order with their hashes, their grid and arithmetic."""
@@ -70,7 +77,7 @@ def group_round(
         blake3.blake3(msgspec.msgpack.encode(plan)).digest(),
         min_peers=plan.least,
         max_weight=MAX_CALL_WEIGHT,
-        grace=patience,
+        grace=patience * (PAIR if len(group) == 2 else 1),
         limit=0.0,
         patience=patience,
         chunks=len(share.grid),

@@ -120,6 +120,25 @@ def test_first_caller_waits_for_the_graces_of_the_others(callers):
     play(scene)
 
 
+@pytest.mark.parametrize("stalled", [0, 1])
+def test_one_of_two_waits_for_the_other_that_stalls_after_its_call(stalled):
+    """The first in the leader order is a quorum alone, and would return its own array after one patience."""
+
+    async def scene():
+        group = Group(2)
+        await asyncio.sleep(1.0)
+        arrays = [np.full(2, 2.0**i) for i in range(2)]
+        calls = [asyncio.ensure_future(one.average(array, op="sum")) for one, array in zip(group, arrays, strict=True)]
+        await asyncio.sleep(0.012)  # Each has the call of the other.
+        group.net.pause(group[stalled].id)
+        await asyncio.sleep(1.5)
+        group.net.resume(group[stalled].id)
+        for call in calls:
+            assert len(is_sum_of_those_named(group, *await call)) == 2
+
+    play(scene)
+
+
 @pytest.mark.parametrize("count", [3, 5])
 def test_two_peers_without_link_both_contribute(count):
     """If one of the two leads, the other cannot reach it: it is excluded, and gets the result nevertheless."""
