@@ -355,5 +355,5 @@ AGREEMENT_LIES: dict[str, Callable[[Process], None]] = {
 }
 """Kind of lie -> function that makes the peer of a process tell it.
 
-Has the keys of VOTE_LIES in faults.py.
+VOTE_LIES in faults.py describes them, and those of stopping_lies.py.
 """

@@ -31,6 +31,7 @@ from thinwire.sims.peers.false_messages import change_outgoing, each, fail, frag
 from thinwire.sims.peers.learners import StubLearner
 from thinwire.sims.peers.machine import Process
 from thinwire.sims.peers.owner_lies import OWNER_LIES
+from thinwire.sims.peers.stopping_lies import STOPPING_LIES
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.messages.registry import Behind, Blame, Decline, Message, PeerId, Ready, Result
@@ -375,5 +376,6 @@ IMPLEMENTED: dict[str, Callable[[Process], None]] = {
     "rare": each(lambda session: change_values(session, _least_changed)),
     **AGREEMENT_LIES,
     **OWNER_LIES,
+    **STOPPING_LIES,
 }
 """Kind of lie -> function that makes a peer tell it. Has the keys of ALL_LIES in faults.py."""
