@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import thinwire
@@ -499,6 +500,7 @@ def test_swarm_refuses_invalid_run_arguments(tmp_path):
         (tmp_path / "run.toml", thinwire.ManifestError, "kind is not custom"),
         (tmp_path / "none.toml", thinwire.ManifestError, "cannot read"),
         (str(tmp_path / "none.toml"), thinwire.ManifestError, "cannot read"),
+        (Path("/dev/zero"), thinwire.ManifestError, "cannot read /dev/zero: not a regular file"),
         ("tw1-nonsense", thinwire.InviteError, "typo"),
         ("hello", thinwire.InviteError, "not an invite"),
     ]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import blake3
 import numpy as np
 import pytest
@@ -110,6 +112,8 @@ def test_file_of_another_model_is_refused(tmp_path, changes, text):
 
 
 def test_missing_file_empty_folder_and_pickle_are_refused(tmp_path):
+    with pytest.raises(WeightsError, match="cannot read /dev/zero: not a regular file"):
+        load_weights([Path("/dev/zero")], LAYOUT)
     with pytest.raises(WeightsError, match="No such file"):
         load_weights([tmp_path / "none"], LAYOUT)
     with pytest.raises(WeightsError, match="no fragments"):
