@@ -24,7 +24,7 @@ from thinwire.compression.sparse.topk import INDICES, LEVELS, Sparse
 
 
 class Named(Protocol):
-    """Common interface of all kinds of codecs."""
+    """Codec of any kind: of vectors, of tensors, of factors or of activations."""
 
     @property
     def spec(self) -> str:

@@ -65,8 +65,8 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 class Loan:
     """Circuits and bytes that the owner of a machine lends to others.
 
-    They are the settings `relay`, `relay_circuits` and `relay_limit`. `willing`: False lends nothing. `circuits`: at one time.
-    `daily`: bytes a day, each counted once; 0: no limit.
+    They are the settings `relay`, `relay_circuits` and `relay_limit`. `willing`: False lends nothing. `circuits`: most of them
+    at one time. `daily`: most bytes a day, each counted once; 0: no limit.
     """
 
     willing: bool = True

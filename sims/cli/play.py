@@ -32,7 +32,7 @@ Player = Callable[[Scenario, LiveView], PlayResult]
 
 
 class Violated(HintedError):
-    """The swarm broke a promise."""
+    """The simulated swarm violated an invariant."""
 
     exit_code: ClassVar[int] = 1
 

@@ -194,7 +194,7 @@ class Machine:
 
 
 class Process:
-    """Process of a simulated peer."""
+    """One process of a simulated peer; a restart of its machine creates the next one."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.number = machine, machine.starts

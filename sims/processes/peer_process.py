@@ -41,7 +41,7 @@ from thinwire.swarm.membership.presets import WAN
 class ActorPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of one actor, read from its JSON file.
 
-    `manifest`: file. `data`: file to train on, for a real model. `port`, `ports`: listening ports at `host`;
+    `manifest`: file of the run. `data`: file to train on, for a real model. `port`, `ports`: listening ports at `host`;
     `advertise`: address for other peers.
     """
 
@@ -117,7 +117,7 @@ class RemoteJoiner(RunEntry):
 
 
 class Actor(Daemon):
-    """Daemon that plays a part."""
+    """Daemon that plays one peer of a scenario, as an `ActorPart` describes it."""
 
     def __init__(self, entry: RunEntry, part: ActorPart) -> None:
         super().__init__(entry, Options(log="plain", wait_for=part.wait_for), here=Path(part.home))

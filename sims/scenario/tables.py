@@ -24,7 +24,7 @@ Regions = Annotated[list[str], Meta(min_length=1, max_length=1000, description="
 
 
 class Top(ScenarioTable, frozen=True, kw_only=True):
-    """Keys before the first table."""
+    """Keys of a scenario file before its first table."""
 
     name: Name = ""
     about: str = ""

@@ -50,7 +50,7 @@ class DialRoute:
 
 
 class Neighbour(Protocol):
-    """A link, as circuits see it."""
+    """Link to a peer that may relay for us, or that circuits lead to."""
 
     @property
     def dialled(self) -> bool:

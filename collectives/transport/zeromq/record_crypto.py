@@ -51,7 +51,7 @@ MAX_SEALS = 1 << 32
 
 
 class KeyUsedUp(ValueError):
-    """A key reached MAX_SEALS."""
+    """The key of a stream has made MAX_SEALS seals; the stream has to end."""
 
 
 def session_of(secret: bytes) -> bytes:

@@ -28,10 +28,10 @@ SIZE = _ROWS * _ROW
 
 @dataclass(slots=True)
 class Pledge:
-    """Pledge of one peer.
+    """Pledge of one peer for the step in progress, and the consequences of those that it has broken.
 
-    weight: weight in the first round of the step in progress, 0 without a contribution. broken: pledges that count
-    against the peer. rest: steps that it has to sit out.
+    weight: its weight in the first round of the step, with which it has to contribute to the second one; 0: it has not
+    contributed. broken: number of broken pledges that still count against it. rest: steps that it has to sit out.
     """
 
     weight: int = 0

@@ -18,7 +18,7 @@ TOTAL = 4 * BYTES
 
 
 class EarlyActivations:
-    """Waiting frames by sender."""
+    """Frames with activations that wait for their route, by sender; see the limits above."""
 
     def __init__(self) -> None:
         self._waiting: dict[PeerId, deque[Frame]] = {}
