@@ -143,8 +143,8 @@ class RoundStarter:
     def _graces(self, last: Round | None) -> dict[PeerId, float]:
         """Return the graces of members and applicants in a round that begins now, if this peer opens it.
 
-        An applicant has announced a contribution in the last round, too late for it: a newcomer that gets the results after
-        the members can be later in each round. The round waits for it as for a member, unless it is on trial. Members
+        An applicant has announced a contribution too late for the last round: a newcomer gets the results after the members,
+        so it may be too late in each round. The round waits for it as for a member, unless it is on trial. Members
         without a grace have the configured one. An asynchronous round takes the members that are ready, so the others are not
         late.
         """

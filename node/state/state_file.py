@@ -17,8 +17,8 @@ SECONDS = 10.0
 def write_state(environment: Environment, directory: Path, state: Floats) -> ScratchFile | None:
     """Write a state to a file in the run's directory; return None if a copy in memory is better.
 
-    That is so unless the machine would have less memory left after a copy than the copy takes, and if the disk is slow or
-    broken, or would have less left than the file takes.
+    A copy is better if it leaves at least as much memory as it takes, or if the disk is slow or broken, or would have less room
+    left than the file takes.
     """
     if environment.spare() >= 2 * state.nbytes:
         return None

@@ -2,8 +2,8 @@
 
 Each peer owns some chunks (reduce-scatter and all-gather in one hop each, as in hivemind); it is not recursive halving.
 Payloads are checked against the hashes that their contributor announced, results against the signed record of their
-owner, and all results against the digest that was voted for. The leader gets a complaint (`Blame`) about a peer
-that misbehaves.
+owner, and all results against the digest that was voted for. The leader gets a complaint (`Blame`) about a peer that
+misbehaves.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 `Butterfly` averages chunks at their owners, `Ring` sums them from peer to peer, `AllGather` sends every payload to
 all peers. All of them send only announced data, accept only announced or settled data, store early frames, and vote
-when they have every result. The leader gets a complaint (`Blame`) about a peer that
-misbehaves.
+when they have every result. The leader gets a complaint (`Blame`) about a peer that misbehaves.
 """
 
 from __future__ import annotations

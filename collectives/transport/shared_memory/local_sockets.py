@@ -1,8 +1,8 @@
 """Unix sockets by which peers of one user on one machine find each other and exchange memory.
 
-A peer listens in a private folder under a name that follows from its run, its id and its port for bulk streams. To open
-that socket is proof of the same user and machine: the folder has mode 0700, and the kernel names the other process's user.
-Who the other peer is, a stream proves afterwards with the secret of its link.
+A peer listens in a private folder under a name that follows from its run, its id and its port for bulk streams. A process
+that opens this socket belongs to the same user on the same machine: the folder has mode 0700, and the kernel names the user of
+the other process. Each stream then proves with the secret of its link that it comes from the right peer.
 """
 
 from __future__ import annotations
