@@ -10,6 +10,7 @@ from typing import Any
 
 from thinwire.collectives.transport.addresses.observed_addresses import Sighting
 from thinwire.collectives.transport.interface import REFUSED, RELAY_DEAD, RELAY_STUCK, Admit, Arrival, Contact, Lent
+from thinwire.sims.network.bulk_progress import BulkProgress
 from thinwire.sims.network.circuits import Connection, RelayedLink, circuits_of
 from thinwire.sims.network.handshake import Handshakes, Network
 from thinwire.sims.network.inbox import Inbox
@@ -64,7 +65,7 @@ class SimTransport:
         self.banned: dict[PeerId, str] = {}
         self._opening: dict[PeerId, asyncio.Future[None]] = {}
         self._closed = False
-        self._came: dict[PeerId, tuple[float, float]] = {}
+        self._progress = BulkProgress(net)
         self._packer = Packer(identity, run_id, encode=net.encode, payload_factor=net.payload_factor)
         self._inbox = Inbox(net)
 
@@ -191,34 +192,11 @@ class SimTransport:
 
     def bulk_received(self, peer: PeerId) -> int:
         link = self.links.get(peer)
-        if link is None:
-            return 0
-        # Packets arrive whole; for one in flight, its share of the uplink's capacity is estimated.
-        pipe, now = link.pipe(link.other(self), bulk=True), self._net.loop.now
-        came, then = self._came.get(peer, (0.0, now))
-        for hop in (pipe,) if pipe.onward is None else (pipe, pipe.onward):
-            # Packets in flight have not arrived; while one is retransmitted after a loss, those behind it wait too.
-            moving = hop.waiting or hop.arrived or (hop.queue and not hop.in_flight)
-            busy = moving and not self._net.holds.held(*hop.pair)
-            if busy and hop.uplink.rate:
-                came += (now - then) * hop.uplink.rate / max(1, hop.uplink.flows)
-                break
-        self._came[peer] = (came, now)
-        return int(came)
+        return 0 if link is None else self._progress.received(peer, link.pipe(link.other(self), bulk=True))
 
     def delivered(self, peer: PeerId) -> tuple[int, int]:
         link = self.links.get(peer)
-        if link is None:
-            return 0, 0
-        pipe, now = link.pipe(self, bulk=True), self._net.loop.now
-        arrived = pipe.given - pipe.in_transit
-        last = pipe.onward or pipe
-        # A packet that is arriving has arrived in part, at the rate of the slowest link on its route.
-        rates = [rate for rate in (last.uplink.rate, last.downlink.rate, last.rate) if rate]
-        if last.arrived and rates and not self._net.holds.held(*last.pair):
-            packet = last.arrived[0]
-            arrived += packet.size - min(packet.size, max(0, round((packet.done - now) * min(rates))))
-        return pipe.given, arrived
+        return (0, 0) if link is None else self._progress.delivered(link.pipe(self, bulk=True))
 
     async def close(self) -> None:
         if self.alive:
