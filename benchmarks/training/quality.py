@@ -101,12 +101,12 @@ RUNS: dict[str, Callable[[Toy], float]] = {
 
 def table(losses: dict[str, list[float]]) -> str:
     """Results, one line for each way to train: mean loss, distance to dense DiLoCo, ratio of perplexities, each seed."""
-    lines = [f"{'':<24} {'loss':>7} {'to diloco':>10} {'perplexity':>11}   seeds"]
+    lines = [f"{'':<26} {'loss':>7} {'to diloco':>10} {'perplexity':>11}   seeds"]
     usual = float(np.mean(losses["diloco"])) if "diloco" in losses else math.nan
     for name, found in losses.items():
         mean = float(np.mean(found))
         losses_text = " ".join(f"{loss:.3f}" for loss in found)
-        lines.append(f"{name:<24} {mean:>7.3f} {mean - usual:>+10.3f} {math.exp(mean - usual):>10.3f}×   {losses_text}")
+        lines.append(f"{name:<26} {mean:>7.3f} {mean - usual:>+10.3f} {math.exp(mean - usual):>10.3f}×   {losses_text}")
     return "\n".join(lines)
 
 
