@@ -33,8 +33,6 @@ class LeaderViews:
     def __init__(self, electorate: Electorate) -> None:
         self._electorate = electorate
         self.number = 0
-        self.since = math.inf
-        """Time at which this peer entered the view; infinity before the first one."""
         self.asked = 0
         """Highest view that this peer has asked for."""
         self._ask_at, self._changed = math.inf, False
@@ -46,8 +44,13 @@ class LeaderViews:
 
     def begin(self, now: float) -> None:
         """Enter the first view, unless one has begun: there is a ballot."""
-        if self.since == math.inf:
+        if self._ask_at == math.inf:
             self._enter(self.number, now)
+
+    def extend(self, now: float) -> None:
+        """Let the first view last longer: the first ballot makes progress."""
+        if self._ask_at < math.inf and not self._changed:
+            self._ask_at = now + self._length
 
     @property
     def member(self) -> PeerId:
@@ -86,7 +89,7 @@ class LeaderViews:
                 break
 
     def _enter(self, number: int, now: float) -> None:
-        self.number, self.since = number, now
+        self.number = number
         self._ask_at = now + self._length
 
     @property
@@ -172,6 +175,10 @@ class Electorate:
         Then an honest one has checked them.
         """
         return len(voters) > max(1, self.liars)
+
+    def reaches(self, member: PeerId) -> bool:
+        """Return True if this peer can reach a member that has a vote and has not left."""
+        return member in self.live and member not in self.nonvoters and member not in self.farewells
 
     @property
     def able(self) -> bool:

@@ -410,7 +410,6 @@ class Agreement:
             return
         if (promise := self._acceptor.promise(message.ballot)) is None:
             return
-        self._turn.note_promise(now)
         if before.leader != sender or (self.proposal is not None and self.proposal.ballot == before):
             self._turn.follow(sender, now)  # A ballot that its leader begins again is no progress.
         self._proposer.on_other_ballot()
@@ -478,7 +477,6 @@ class Agreement:
         if promise is None:
             return
         self._turn.progress(now)
-        self._turn.note_promise(now)
         self._proposer.prepare(promise, self.sign(promise), now)
         self._out += [(None, leave) for leave in self._electorate.farewells.messages()]
         self._out.append((None, Prepare(self.terms.round, self.terms.fragment, promise.ballot, self.terms.lineage)))

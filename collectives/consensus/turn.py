@@ -3,8 +3,9 @@
 A ballot is the first one of the round, or takes the place of a leader that has departed or makes no progress.
 
 With crashes only, the first peer that notices is the fastest. But a liar could stop each ballot with another one. So a
-round that does not end passes through leader views (`LeaderViews`). In each of them another member has **precedence**: no
-other ballot stops one that it has begun. Departure from PBFT: other members may begin ballots, too, late in a view.
+round that does not end passes through leader views (`LeaderViews`). In each of them another member has **precedence**: only
+it begins ballots. Departures from PBFT: before the first change of the view, and while that member cannot be reached, each
+member may begin ballots in its turn.
 """
 
 from __future__ import annotations
@@ -15,26 +16,6 @@ from thinwire.collectives.consensus.acceptor import Acceptor
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.swarm.messages.registry import PeerId, Proposal, Ready
-
-# Patiences in the first rotation; they double as views do.
-
-PROTECTED = 2.0
-"""From a promise to the proposal of the member with precedence.
-
-One is for other promises, and one for the messages.
-"""
-
-LATEST = 2.0
-"""From the beginning of a view to the ballot of its member, unless another ballot makes progress."""
-
-RESERVED = 3.5
-"""From the beginning of a view to ballots of other peers, if its member is reachable."""
-
-ENTERED = 0.25
-"""From the beginning of a view until all members have entered it, and protect a ballot.
-
-This one does not double.
-"""
 
 
 class Turn:
@@ -49,11 +30,13 @@ class Turn:
         self._electorate, self._acceptor, self._proposer, self._ready = electorate, acceptor, proposer, ready
         self._terms = electorate.terms
         self._quorum_since: float | None = None
-        self._moved = self._followed = self._promised_at = 0.0
+        self._moved = self._followed = 0.0
 
     def progress(self, now: float) -> None:
         """Restart the patience: data or a vote has arrived, or this peer leads."""
         self._moved = max(self._moved, now)
+        if self._acceptor.promised.term == 1:
+            self._electorate.views.extend(now)
 
     def follow(self, leader: PeerId, now: float) -> None:
         """Restart the patience with a leader, unless it has begun so many ballots that only data counts.
@@ -65,42 +48,23 @@ class Turn:
         if self._acceptor.trusts(leader):
             self._moved = now
 
-    def note_promise(self, now: float) -> None:
-        """Note a promise: the leader needs others, too, before its proposal."""
-        self._promised_at = now
-
     def waiting_for(self) -> tuple[PeerId, ...]:
         """Return the reachable members and applicants that the round waits for before it opens."""
         return self._electorate.waiting_for(self._given())
 
-    def reserved(self, sender: PeerId, now: float) -> bool:
-        """Return True if only another peer than `sender` may begin a ballot: the member with precedence.
-
-        If others could begin one just before it, it would fail.
-        """
-        views = self._electorate.views
-        early = now < views.since + RESERVED * views.growth * self._terms.patience
-        return early and sender != views.member and views.member in self._electorate.live
-
     def too_early(self, sender: PeerId, proposal: Proposal | None, now: float, *, hasty: bool = False) -> bool:
         """Return True if a ballot of this sender would only delay the round.
 
-        That is so for a hasty peer if the proposal in progress has made progress within the patience, or if the first one is
-        still to come. A ballot without a proposal does not delay another one: several peers may begin ballots at a time, and
-        the highest wins. Above the first ballot, a leader with precedence is protected from all others, also before its
-        proposal; and the member with precedence may replace a leader of many ballots.
+        That is so while another member has precedence. Otherwise it is so for a hasty peer if the proposal in progress has
+        made progress within the patience, or if the first one is still to come. A ballot without a proposal does not delay
+        another one: several peers may begin ballots at a time, and the highest wins.
         """
-        leader, preceding = self._acceptor.leader, self._electorate.views.member
-        if self.reserved(sender, now):
-            return True
-        if sender == leader:
-            return False
-        if leader and leader == preceding:
-            return self._moves(proposal, now, protected=True)
-        replaces = sender == preceding and not self._acceptor.trusts(leader)
-        return hasty and not replaces and self._moves(proposal, now)
+        preceding = self._electorate.views.member
+        if self._electorate.reaches(preceding):
+            return sender != preceding
+        return hasty and sender != self._acceptor.leader and self._moves(proposal, now)
 
-    def _moves(self, proposal: Proposal | None, now: float, *, protected: bool = False) -> bool:
+    def _moves(self, proposal: Proposal | None, now: float) -> bool:
         promised = self._acceptor.promised
         if promised.term == 0:
             if self._terms.members[0] not in self._electorate.live:
@@ -110,11 +74,7 @@ class Turn:
             return now < self._quorum_since + self._terms.grace + self._terms.patience
         if promised.leader not in self._electorate.live:
             return False
-        if proposal is not None and proposal.ballot == promised:
-            moved = max(self._moved, self._followed) if protected else self._moved
-            return now < moved + self._terms.patience
-        growth = self._electorate.views.growth
-        return protected and now < self._promised_at + PROTECTED * growth * self._terms.patience
+        return proposal is not None and proposal.ballot == promised and now < self._moved + self._terms.patience
 
     def early(self, proposal: Proposal | None) -> bool:
         """Return True if the round clearly needs, or waits for, more announcements before it opens."""
@@ -133,7 +93,7 @@ class Turn:
         turn = order.index(electorate.me)
         if proposal is not None or self._acceptor.promised.term > 1:
             able = leader in electorate.live and leader not in refused
-            return self._stuck(turn, proposal, trusted=able and self._acceptor.trusts(leader), able=able, now=now)
+            return self._stuck(turn, trusted=able and self._acceptor.trusts(leader), able=able, now=now)
         ready = electorate.live & self._ready.keys()
         few = terms.buffered and len(ready.intersection(self._given())) < max(1, terms.min_peers)
         if few or not electorate.enough(ready):
@@ -147,7 +107,7 @@ class Turn:
             grace = max(grace, terms.patience)  # They only need to announce their presence to stay members.
         return self._quorum_since + grace + turn * terms.patience
 
-    def _stuck(self, turn: int, proposal: Proposal | None, *, trusted: bool, able: bool, now: float) -> float:
+    def _stuck(self, turn: int, *, trusted: bool, able: bool, now: float) -> float:
         """Return the time of our turn to begin a ballot in place of another one."""
         views, patience = self._electorate.views, self._terms.patience
         views.begin(now)
@@ -157,13 +117,8 @@ class Turn:
             answer = self._followed + (1 + turn) * patience if able else 0.0
             due = max(answer, self._moved + turn * patience)
         if views.member == self._electorate.me:
-            opened = proposal is not None and proposal.ballot == self._acceptor.promised
-            wait = (1.0 + trusted + (trusted and opened)) * patience
-            latest = views.since + LATEST * views.growth * patience
-            stuck = max(self._moved + wait, min(self._moved + wait * views.growth, latest))
-            return min(due, max(views.since + ENTERED * patience, stuck))
-        reserved = self.reserved(self._electorate.me, now)
-        return max(due, views.since + RESERVED * views.growth * patience) if reserved else due
+            due = min(due, self._moved + (1.0 + trusted) * patience)
+        return due
 
     def _given(self) -> Collection[PeerId]:
         """Return the peers that have announced what the round waits for."""

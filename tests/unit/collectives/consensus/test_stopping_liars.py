@@ -173,3 +173,25 @@ def test_liars_do_not_stop_a_round_that_its_members_begin_at_different_times(att
     """Late members reach the leader view of the others."""
     world = Network(4, 1, 2 / 3, 1, late=60.0)
     assert world.play(attack, 400.0) < 60.0 + 4 * 16.0 * world.patience
+
+
+def test_only_the_member_with_precedence_begins_ballots_in_its_view_while_it_is_reachable():
+    """The others ignore ballots of other members late in the view, too, and of the leader of the open proposal."""
+    members = ann, ben, cat, dan = [name(index) for index in range(1, 5)]
+    peer = agreement(ann, [cat, *(one for one in members if one != cat)], set(members), fraction=2 / 3)
+    patience, entered = peer.terms.patience, 1.0
+
+    def promises_to(sender, term, now):
+        peer.on_message(sender, Prepare(5, 0, Ballot(term, sender)), bytes(64), now)
+        return peer.acceptor.promised == Ballot(term, sender)
+
+    peer.announce(ready(), 0.0)
+    assert promises_to(dan, 2, 0.0), "no member has precedence in the first view"
+    for sender in (ben, cat, dan):
+        peer.on_message(sender, ViewChange(5, 0, 2, Ballot(2, dan)), bytes(64), entered)
+    late = entered + 3.9 * patience
+    assert not any(promises_to(sender, 5, at) for sender in (cat, dan) for at in (entered, entered + patience, late))
+    assert promises_to(ben, 3, late)
+    assert not promises_to(dan, 6, late + 9.0 * patience), "the view lasts until a quorum asks for the next one"
+    peer.on_link_down(ben, late + 9.0 * patience)
+    assert promises_to(dan, 7, late + 9.0 * patience)
