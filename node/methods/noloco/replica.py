@@ -219,5 +219,5 @@ class GossipReplica(Replica):
                 delta += gamma * one
             phi += delta
         self.round += 1
-        self.members = tuple(sorted(members))
+        self.members, self.lives = tuple(sorted(members)), b""  # Partners vote on nothing, so their lives do not count.
         self.seal()

@@ -14,7 +14,7 @@ import blake3
 import numpy as np
 import pytest
 from kit.planted import product as planted
-from kit.scenarios import identity_of
+from kit.scenarios import identity_of, manifest_of, swarm_of
 from thinwire.collectives.rounds.data_planes.contributions import ContributionSummary
 from thinwire.collectives.topology import matching
 from thinwire.node.methods.noloco.session import GossipSession
@@ -307,6 +307,15 @@ def test_partner_lost_during_inner_steps_costs_no_extra_time(swarm, what, monkey
     early = virtual_loop.run(main(), seed=9)
     late(monkeypatch)
     assert early < virtual_loop.run(main(), seed=9)
+
+
+@pytest.mark.parametrize("group", ["", "gossip_group_size = 9\n"])
+def test_noloco_joiner_is_ready_at_once_although_no_peer_was_alone_in_a_round(group):
+    """The founder begins with its life. No peer accepts a state that has it beside the members of a later round."""
+    manifest = manifest_of(f"{NOLOCO}sync_every = 4\n", grace=2.0, exchange=group)
+    run = play(swarm_of(5, manifest, seconds=18.0, seed=2, joins={4: 12.0}))
+    assert not run.violations
+    assert [event.at < 13.0 for event in run.journal.of("ready") if event.peer == 4] == [True]
 
 
 def test_noloco_joiner_takes_state_of_one_peer(swarm):
