@@ -42,10 +42,10 @@ class GossipCatchUp:
     async def newer(self, work: Work) -> FetchedState | None:
         """Fetch the state of one peer; return None if no peer offers a suitable state.
 
-        The signed offer of that peer vouches for every chunk. If most peers are ahead of us, only a later round will
-        do.
+        The signed offer of that peer vouches for every chunk. If we have a state, or most peers are ahead of us, only a later
+        round will do: the state of another peer after the same round is no better than ours, and would cost our residual.
         """
-        oldest = self._replica.round + self.behind.is_set()
+        oldest = self._replica.round + (self._replica.round > 0 or self.behind.is_set())
         self.behind.clear()
         self._offered = False
         foreign: OtherModelState | None = None
