@@ -13,15 +13,18 @@ ADDRESS_BYTES = 64
 _SPLIT = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[0-9A-Za-z.-]{1,62}):([1-9][0-9]{0,4})", re.ASCII)
 _LABEL = re.compile(r"[0-9A-Za-z]([0-9A-Za-z-]*[0-9A-Za-z])?", re.ASCII)
 
+_cached = lru_cache(maxsize=8192)
+"""Decorator of pure functions of an address: records and handshakes bring the same ones again."""
+
 Scope: TypeAlias = Literal["machine", "network", "internet"]
 """From where an address can be dialled: this machine, this private network, everywhere."""
 
 
-@lru_cache(maxsize=1024)
+@_cached
 def scope_of(address: str) -> Scope:
     """Return the scope of "host:port"; a name counts as "internet".
 
-    Cached, because peers look at their own addresses every few seconds. Raises ValueError as `split_address` does.
+    Raises ValueError as `split_address` does.
     """
     host, _ = split_address(address)
     try:
@@ -34,6 +37,7 @@ def scope_of(address: str) -> Scope:
     return "machine" if plain.is_loopback else "network" if local else "internet"
 
 
+@_cached
 def subnet_of(host: str) -> str:
     """Return the subnet that counts as one source: /24 of IPv4, /48 of IPv6.
 
@@ -44,11 +48,11 @@ def subnet_of(host: str) -> str:
     return str(ipaddress.ip_network((plain, 24 if plain.version == 4 else 48), strict=False))
 
 
-@lru_cache(maxsize=8192)
+@_cached
 def source_of(address: str) -> str:
     """Return what counts as one source at "host:port": its subnet, or a name itself.
 
-    Cached, because peers look for new subnets whenever a peer joins. Raises ValueError as `split_address` does.
+    Raises ValueError as `split_address` does.
     """
     host, _ = split_address(address)
     try:
@@ -57,6 +61,7 @@ def source_of(address: str) -> str:
         return host
 
 
+@_cached
 def split_address(address: str) -> tuple[str, int]:
     """Return host (IPv6 without brackets) and port of an address that can be dialled.
 
@@ -87,6 +92,7 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(match[2])
 
 
+@_cached
 def is_ip(address: str) -> bool:
     """Return True if an address can be dialled without resolving a name."""
     try:
