@@ -138,11 +138,11 @@ class SimWorld:
         self.trace = ""
         self._watch, self._first, self.folder = watch, first, folder
         self._learners = LearnerFactory(scenario, folder)
-        indices: dict[PeerId, int] = {}
+        regions: dict[PeerId, str] = {}
         self.net = SimNet(
             scenario.seed,
-            latency=lambda sender, receiver: scenario.latency(indices[sender], indices[receiver]),
-            stream=lambda sender, receiver: scenario.stream(indices[sender], indices[receiver]),
+            latency=lambda sender, receiver: scenario.paths[regions[sender], regions[receiver]].rtt / 2,
+            stream=lambda sender, receiver: scenario.paths[regions[sender], regions[receiver]].stream,
             jitter=scenario.jitter,
             loss=scenario.loss,
             window=WINDOW,
@@ -157,7 +157,7 @@ class SimWorld:
         self.manifest = self.signed.verify()
         self.run_id = self.manifest.run_id(_identity(0).public_key)
         self.machines = [Machine(self, spec, _identity(spec.index)) for spec in scenario.peers]
-        indices |= {machine.identity.peer_id: machine.index for machine in self.machines}
+        regions |= {machine.identity.peer_id: machine.spec.region for machine in self.machines}
         lying = {fault.peers[0] for fault in scenario.faults if fault.kind == "liar"}
         honest = [m.index for m in self.machines if not m.spec.liar and m.index not in lying]
         self.invariants = SwarmInvariants(
