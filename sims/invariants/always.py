@@ -13,7 +13,6 @@ from thinwire.sims.invariants.fragments import FragmentInvariants
 from thinwire.sims.invariants.on_commit import CommitInvariants
 from thinwire.sims.invariants.oracles import OnViolation
 from thinwire.sims.network.link import CONTROL_WINDOW
-from thinwire.sims.network.network import EPOCH
 from thinwire.sims.peers.machine import SEARCH_SECONDS, Machine, Process
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.membership.broadcast_queue import MAX_QUEUE
@@ -222,9 +221,8 @@ class AlwaysInvariants:
 
     def _bans(self, machine: Machine, process: Process) -> None:
         transport = process.transport
-        banned = sorted(process.peer.session.roster.peers.banned)
-        banned += list(transport.banned) if transport is not None else []
-        for peer in banned:
+        banned = process.peer.session.roster.peers.banned
+        for peer in (*sorted(banned), *(transport.banned if transport is not None else ())):
             # A peer whose disk has lost a synced vote or proposal may have signed another one, which is evidence.
             if peer in self._ids and not self._machines[self._ids[peer]].disk.lied:
                 self._on_violation("banned", machine.index, f"peer {self._ids[peer]} is banned")
@@ -317,11 +315,8 @@ class AlwaysInvariants:
 
     def _limits(self, machine: Machine, process: Process) -> None:
         session = process.peer.session
-        sizes = {
-            **session.sizes(),
-            **session.presence.send_queue.sizes(),
-            "news": (session.roster.queued, MAX_QUEUE),
-        }
+        sizes = session.sizes() | session.presence.send_queue.sizes()
+        sizes["news"] = session.roster.queued, MAX_QUEUE
         if process.transport is not None:
             for most, limit in zip(process.transport.peaks, (CONTROL_WINDOW, self._window), strict=True):
                 if most > limit:
@@ -333,4 +328,4 @@ class AlwaysInvariants:
 
 def _skewed(machine: Machine) -> bool:
     """Return True if the machine's wall clock is so wrong that other peers do not accept its records."""
-    return abs(machine.clocks.wall() - machine.clocks.now() - EPOCH) > SKEW
+    return abs(machine.clocks.jump) > SKEW

@@ -128,9 +128,11 @@ class SendQueue:
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Return length and limit of the longest queue of each kind."""
-        kinds = {"control queue": self._control, "bulk queue": self._bulk, "state queue": self._state}
-        limits = {"control queue": MAX_CONTROL, "bulk queue": MAX_BULK, "state queue": MAX_BULK}
-        return {name: (max(map(len, queues.values()), default=0), limits[name]) for name, queues in kinds.items()}
+        return {
+            "control queue": (_longest(self._control), MAX_CONTROL),
+            "bulk queue": (_longest(self._bulk), MAX_BULK),
+            "state queue": (_longest(self._state), MAX_BULK),
+        }
 
     # --- rounds
 
@@ -264,3 +266,7 @@ class SendQueue:
         if not deferred:
             self._outflows.sent(frame, self._now())
         self.link_rates.sent(to, nbytes(frame.payload), self._now())
+
+
+def _longest(queues: dict[PeerId, PeerQueue]) -> int:
+    return max(map(len, queues.values())) if queues else 0
