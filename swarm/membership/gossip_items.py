@@ -27,6 +27,8 @@ PAGE_BYTES, PAGE_ITEMS = 50_000, 32
 
 RECORD, ACCUSATION, DEPARTURE, PROOF, EVIDENCE, REVOCATION, VERDICT = ITEM, 2, 3, 4, 5, 6, 7
 
+_PROOF = bytes([PROOF])
+
 
 class Accusation(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Statement that `accuser` could not reach `target`, whose record had this sequence.
@@ -106,7 +108,7 @@ def proof_item(one: PeerRecord, other: PeerRecord) -> bytes:
 
 def is_proof(item: bytes) -> bool:
     """Return True if an item is a proof of two records with one sequence."""
-    return item[:1] == bytes([PROOF])
+    return item[:1] == _PROOF
 
 
 def accused(proof: bytes) -> PeerId | None:

@@ -80,10 +80,12 @@ class ItemChoice:
         for entry in table.entries.values():
             if entry.live:
                 yield entry.record.item
+            if not entry.state_item:
+                continue
             if is_proof(entry.state_item):
                 counts = entry.since >= since
             else:
                 counts = entry.live or entry.state == "banned" or now - entry.since < recent
-            if entry.state_item and counts:
+            if counts:
                 yield entry.state_item
         yield from exclusions.gossip_items_on_unknown(table.entries)

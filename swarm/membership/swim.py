@@ -125,8 +125,11 @@ class Roster:
 
     def on_trial(self, peer: PeerId) -> bool:
         """Return True if a peer has no token of the author, in a run with a trial of newcomers."""
-        policy, record = self._transitions.exclusions.policy, self.peers.record_of(peer)
-        return policy is not None and bool(policy.trial) and (record is None or policy.on_trial(record.token, peer))
+        policy = self._transitions.exclusions.policy
+        if policy is None or not policy.trial:
+            return False
+        record = self.peers.record_of(peer)
+        return record is None or policy.on_trial(record.token, peer)
 
     def refusal(self, record: PeerRecord) -> str:
         """Return why the peer of a validated record is not admitted; empty if it is. Expiry is not checked."""
