@@ -76,13 +76,12 @@ class TokenBuckets:
 
         False: there are fewer, or too many keys have buckets that are not full.
         """
-        level, since = self._levels.pop(key, (self._burst, now))
-        level = min(self._burst, level + (now - since) * self._rate)
-        if len(self._levels) >= self._most:
-            self._forget(now)
-            if len(self._levels) >= self._capacity:
-                return False
-            self._most = min(self._capacity, max(FEW, 2 * len(self._levels)))
+        if (bucket := self._levels.get(key)) is not None:
+            level = min(self._burst, bucket[0] + (now - bucket[1]) * self._rate)
+        elif self._has_room(now):
+            level = self._burst
+        else:
+            return False
         granted = level >= 1.0 + leave
         self._levels[key] = (level - 1.0 if granted else level, now)
         return granted
@@ -91,6 +90,15 @@ class TokenBuckets:
         """Add tokens to a bucket, which holds `burst` of them at most."""
         if (bucket := self._levels.get(key)) is not None:
             self._levels[key] = min(self._burst, bucket[0] + count), bucket[1]
+
+    def _has_room(self, now: float) -> bool:
+        """Return True if there is room for another bucket, after full ones were forgotten if necessary."""
+        if len(self._levels) >= self._most:
+            self._forget(now)
+            if len(self._levels) >= self._capacity:
+                return False
+            self._most = min(self._capacity, max(FEW, 2 * len(self._levels)))
+        return True
 
     def _forget(self, now: float) -> None:
         full = [k for k, (level, since) in self._levels.items() if level + (now - since) * self._rate >= self._burst]
