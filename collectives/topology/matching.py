@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import blake3
@@ -77,17 +77,17 @@ class Matching:
     def __init__(self, run_id: Digest, round: int, size: int) -> None:
         self.round = round
         self._label, self._size = _labels_of(run_id, round).__getitem__, size
-        self._view: tuple[PeerId, ...] = ()
         self._ranked: list[PeerId] = []
         """The view in the order of `_labels`; those with equal labels in that of their ids."""
         self._labels: list[int] = []
 
-    def others(self, view: Sequence[PeerId], me: PeerId) -> tuple[PeerId, ...]:
+    def others(self, view: Sequence[PeerId], me: PeerId, changed: Iterable[PeerId] | None = None) -> tuple[PeerId, ...]:
         """Return the other peers of the group of `me`, sorted.
 
-        Empty if this peer is left over or not in the view. `view` is sorted.
+        Empty if this peer is left over or not in the view. `view` is sorted. changed: the only peers that may have joined or
+        departed since the last call; None: any.
         """
-        self._follow(view)
+        self._follow(view, changed)
         rank = self._rank(me)
         if len(view) < 2 or rank == len(view) or self._ranked[rank] != me:
             return ()
@@ -112,36 +112,20 @@ class Matching:
             rank += 1
         return rank
 
-    def _follow(self, view: Sequence[PeerId]) -> None:
-        old, new = self._view, tuple(view)
-        self._view = new
-        if not old:
-            self._ranked = sorted(new, key=self._label)
+    def _follow(self, view: Sequence[PeerId], changed: Iterable[PeerId] | None = None) -> None:
+        if not self._ranked:
+            self._ranked = sorted(view, key=self._label)
             self._labels = list(map(self._label, self._ranked))
             return
-        first = _common(old, new)
-        last = _common(old[first:][::-1], new[first:][::-1])
-        before, after = set(old[first : len(old) - last]), set(new[first : len(new) - last])
-        for peer in before - after:
-            rank = self._rank(peer)
-            del self._labels[rank], self._ranked[rank]
-        for peer in after - before:
-            rank = self._rank(peer)
-            self._labels.insert(rank, self._label(peer))
-            self._ranked.insert(rank, peer)
-
-
-def _common(one: Sequence[PeerId], other: Sequence[PeerId]) -> int:
-    """Return the length of the common beginning."""
-    # Slices compare fast: Python compares identical objects without looking at their content.
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+        for peer in set(self._ranked).symmetric_difference(view) if changed is None else changed:
+            rank, place = self._rank(peer), bisect_left(view, peer)
+            was_here = rank < len(self._ranked) and self._ranked[rank] == peer
+            is_here = place < len(view) and view[place] == peer
+            if was_here and not is_here:
+                del self._labels[rank], self._ranked[rank]
+            elif is_here and not was_here:
+                self._labels.insert(rank, self._label(peer))
+                self._ranked.insert(rank, peer)
 
 
 class _Tree:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from thinwire.swarm.messages.registry import PeerId
+
+RECENT = 64
+"""Changes of a view that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,8 @@ class LivePeers:
         self._others: list[PeerId] = []
         self._everyone = [me]
         self._changes = 0
+        self._recent: deque[PeerId] = deque(maxlen=RECENT)
+        """Peers of the last changes, the newest first."""
         self.current: View | None = None
         """The view that they form, if one was made since the last change."""
 
@@ -42,15 +49,23 @@ class LivePeers:
         """Add a peer to the view."""
         insort(self._others, peer)
         insort(self._everyone, peer)
-        self._changes += 1
-        self.current = None
+        self._note_change(peer)
 
     def remove(self, peer: PeerId) -> None:
         """Remove a peer from the view."""
         del self._others[bisect_left(self._others, peer)]
         del self._everyone[bisect_left(self._everyone, peer)]
+        self._note_change(peer)
+
+    def _note_change(self, peer: PeerId) -> None:
         self._changes += 1
+        self._recent.appendleft(peer)
         self.current = None
+
+    def changed_since(self, number: int) -> list[PeerId] | None:
+        """Return the peers that joined or departed since the view of this number; None if too many did."""
+        count = self._changes - number
+        return list(islice(self._recent, count)) if count <= len(self._recent) else None
 
     def others(self) -> list[PeerId]:
         """Return the other peers in the view, sorted."""

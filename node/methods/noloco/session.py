@@ -212,7 +212,7 @@ class GossipSession(ReplicaSession):
         if begun:
             self._matching = Matching(self.run_id, current.round, self.manifest.exchange.gossip_group_size)
         if begun or number != view.number:
-            drawn = self._matching.others(view.peers, self.me)
+            drawn = self._matching.others(view.peers, self.me, self.roster.peers.live.changed_since(number))
             self._last_draw = (view.number, drawn)
         known = current.pairs
         if current.choose(drawn, view):

@@ -83,6 +83,18 @@ def test_matching_that_follows_views_is_that_of_the_last_one(views, round, size)
             assert matching.others(view, me) == others(RUN, round, view, me, size)
 
 
+@given(st.lists(st.sets(st.integers(0, 40)), min_size=1, max_size=12), st.integers(0, 5), st.sampled_from([2, 3, 16]))
+@settings(max_examples=100, deadline=None)
+def test_matching_that_follows_changed_peers_is_that_of_the_last_view(changes, round, size):
+    everyone, matching, here = people(41), Matching(RUN, round, size), set(range(41))
+    for changed in changes:
+        here ^= changed
+        view = tuple(everyone[one] for one in sorted(here))
+        toggled = [everyone[one] for one in (*changed, *range(3))]  # the first three may have come and gone meanwhile
+        found = matching.others(view, everyone[0], toggled)
+        assert found == others(RUN, round, view, everyone[0], size)
+
+
 @pytest.mark.parametrize("size, count", [(3, 7), (4, 9), (4, 10), (8, 12)])
 def test_any_two_peers_are_equally_likely_to_meet(size, count):
     view, rounds, met = people(count), 1000, Counter()
