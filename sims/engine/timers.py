@@ -1,13 +1,15 @@
 """Pending timers of a simulated loop.
 
 A thousand peers have tens of thousands of timers, most of them for later or cancelled by then. Only those of the present
-slot of time are in a heap; the others are just collected by slot.
+slot of time are sorted; the others are just collected by slot.
 """
 
 from __future__ import annotations
 
 import math
-from heapq import heapify, heappop, heappush
+from bisect import insort
+from collections import deque
+from heapq import heappop, heappush
 
 from thinwire.sims.engine.loop_handles import Timer
 
@@ -21,11 +23,11 @@ Entry = tuple[float, float, int, Timer]
 class Timers:
     """Timers in order of time; equal times are in the order of random numbers, then in that of `add`.
 
-    near: heap of the timers of the present slot and of those before, some of them cancelled.
+    near: the timers of the present slot and of those before, in order, some of them cancelled.
     """
 
     def __init__(self) -> None:
-        self.near: list[Entry] = []
+        self.near = deque[Entry]()
         self._later: dict[float, list[Entry]] = {}
         """Timers of later slots."""
         self._slots: list[float] = []
@@ -40,7 +42,7 @@ class Timers:
         entry = (timer.due, random, self._added, timer)
         slot = timer.due * SLOTS // 1.0 if timer.due < math.inf else math.inf
         if slot <= self._slot:
-            heappush(self.near, entry)
+            insort(self.near, entry)
         elif slot in self._later:
             self._later[slot].append(entry)
         else:
@@ -53,10 +55,9 @@ class Timers:
         while near or self._slots:
             if not near:
                 self._slot = heappop(self._slots)
-                near += [entry for entry in self._later.pop(self._slot) if not entry[3].ended]
-                heapify(near)
+                near += sorted([entry for entry in self._later.pop(self._slot) if not entry[3].ended])
             elif near[0][3].ended:
-                heappop(near)
+                near.popleft()
             else:
                 return near[0][0]
         return None

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from functools import cache, partial
-from heapq import heappop
 from typing import Any, NoReturn, TypeVar, TypeVarTuple, Unpack
 
 from blake3 import blake3
@@ -158,7 +157,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 if now > window:
                     window, ran = now + WINDOW, 0
             while near and near[0][0] <= now:
-                timer = heappop(near)[3]
+                timer = near.popleft()[3]
                 if not timer.ended:
                     ready.append(timer)
             ran += 1

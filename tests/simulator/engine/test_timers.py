@@ -3,7 +3,6 @@
 import contextvars
 import math
 import random
-from heapq import heappop
 
 import pytest
 from thinwire.sims.engine.loop_handles import Timer
@@ -20,7 +19,7 @@ def taken(timers: Timers, now: float) -> list[Timer]:
     """Take all timers that are due, as a loop does."""
     found = []
     while (when := timers.next()) is not None and when <= now:
-        found.append(heappop(timers.near)[3])
+        found.append(timers.near.popleft()[3])
     return found
 
 
