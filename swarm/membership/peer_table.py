@@ -139,8 +139,8 @@ class PeerTable:
 
     def records(self, peers: Iterable[PeerId] | None = None) -> Iterator[PeerRecord]:
         """Yield the newest records of other known peers, alive or not: of all, or of these."""
-        entries = self.entries
-        return (entries[peer].record for peer in (entries if peers is None else peers) if peer in entries)
+        found = self.entries.values() if peers is None else map(self.entries.get, peers)
+        return (entry.record for entry in found if entry is not None)
 
     def states(self, *, absent: int | None = None) -> dict[PeerId, State]:
         """Return the state of every other known peer, in order of id.
