@@ -206,8 +206,12 @@ def _verifier(public_key: bytes) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(public_key)
 
 
+@lru_cache(maxsize=8192)
 def peer_id_of(public_key: bytes) -> PeerId:
-    """Return the blake2b-256 hash of a raw Ed25519 public key."""
+    """Return the blake2b-256 hash of a raw Ed25519 public key.
+
+    Cached, because the peer of each record is compared with the author of the run.
+    """
     return hashlib.blake2b(public_key, digest_size=32).digest()
 
 
