@@ -85,8 +85,10 @@ class Workload:
         if settled:
             return members
         roster = self._session.roster
-        sharing = {self._me, *members}
-        return tuple(peer for peer in roster.peers.view.peers if peer in sharing or not roster.on_trial(peer))
+        present, sharing = roster.peers.view.peers, {self._me, *members}
+        if not self._manifest.admission.trial:
+            return present
+        return tuple(peer for peer in present if peer in sharing or not roster.on_trial(peer))
 
     def _lease(self) -> DataLease | None:
         """Return our data for the next round; None without a data ledger."""
