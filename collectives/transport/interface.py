@@ -35,8 +35,7 @@ RELAY_STUCK = "its relay passes on no data"
 """Reason of an Arrival after `leave_circuit`; also part of the reason at the other end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Contact:
+class Contact(msgspec.Struct, frozen=True, gc=False):
     """Where to reach a peer before its record is known: gate address ("host:port") and transport key."""
 
     address: str

@@ -116,7 +116,7 @@ class SimTransport:
         if pipe.waiters or pipe.full:
             return False
         packet = self._packer.pack(frame)
-        self._inbox.sent(link.other(self).peer_id, frame.message)
+        self._inbox.sent(to, frame.message)
         pipe.take(packet.size)
         pipe.uplink.send(pipe, packet)
         return True
