@@ -93,7 +93,7 @@ class Turn:
         turn = order.index(electorate.me)
         if proposal is not None or self._acceptor.promised.term > 1:
             able = leader in electorate.live and leader not in refused
-            return self._stuck(turn, trusted=able and self._acceptor.trusts(leader), able=able, now=now)
+            return self._stuck(turn, proposal, trusted=able and self._acceptor.trusts(leader), able=able, now=now)
         ready = electorate.live & self._ready.keys()
         few = terms.buffered and len(ready.intersection(self._given())) < max(1, terms.min_peers)
         if few or not electorate.enough(ready):
@@ -107,7 +107,7 @@ class Turn:
             grace = max(grace, terms.patience)  # They only need to announce their presence to stay members.
         return self._quorum_since + grace + turn * terms.patience
 
-    def _stuck(self, turn: int, *, trusted: bool, able: bool, now: float) -> float:
+    def _stuck(self, turn: int, proposal: Proposal | None, *, trusted: bool, able: bool, now: float) -> float:
         """Return the time of our turn to begin a ballot in place of another one."""
         views, patience = self._electorate.views, self._terms.patience
         views.begin(now)
@@ -117,7 +117,9 @@ class Turn:
             answer = self._followed + (1 + turn) * patience if able else 0.0
             due = max(answer, self._moved + turn * patience)
         if views.member == self._electorate.me:
-            due = min(due, self._moved + (1.0 + trusted) * patience)
+            # Peers complain about a peer that stops an open ballot within three patiences, see DataPlane.complaint_patiences.
+            opened = proposal is not None and proposal.ballot == self._acceptor.promised
+            due = min(due, self._moved + (1.0 + trusted + (trusted and opened)) * patience)
         return due
 
     def _given(self) -> Collection[PeerId]:

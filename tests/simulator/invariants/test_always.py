@@ -13,7 +13,6 @@ from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.peer.peer_services import DuplicateKey
 from thinwire.sims.engine.virtual_loop import HOST
 from thinwire.sims.invariants.always import BAN_SECONDS, TWICE, AlwaysInvariants
-from thinwire.sims.network.network import EPOCH
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.simulation.world import simulate
 from thinwire.sims.trials import trial
@@ -136,7 +135,7 @@ def machine(index, process):
         index=index,
         lie="",
         process=process,
-        clocks=SimpleNamespace(wall=lambda: EPOCH, now=lambda: 0.0),
+        clocks=SimpleNamespace(jump=0.0),
         up=True,
         frozen=False,
         holds=True,

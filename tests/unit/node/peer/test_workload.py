@@ -45,7 +45,8 @@ def test_data_is_divided_among_members_and_self(round, members, group):
 )
 def test_keys_on_trial_take_no_data(round, members, group):
     """There may be any number of them; a member stays one. This peer may be on trial, too."""
-    assert workload(round=round, members=members, trial=(ME, THIRD)).share(0).group == group
+    run = '[admission]\nmode = "open"\n'
+    assert workload(run, round=round, members=members, trial=(ME, THIRD)).share(0).group == group
 
 
 def test_data_is_divided_among_all_live_peers_when_replicas_differ():
