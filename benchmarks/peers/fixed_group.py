@@ -25,7 +25,7 @@ from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_plane_factory import DataPlaneFactory, DataPlaneSpec
 from thinwire.collectives.rounds.data_planes.contributions import ContributionSummary, summarize
-from thinwire.collectives.rounds.round import Round
+from thinwire.collectives.rounds.round import LinkReport, Round
 from thinwire.collectives.rounds.round_factory import RoundFactory, round_of
 from thinwire.collectives.timing import GIVE_UP, TICK
 from thinwire.collectives.topology.shards import Grid, grid
@@ -38,6 +38,7 @@ from thinwire.swarm.aggregation_spec import AggregationSpec
 from thinwire.swarm.choices import Aggregation, Topology
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.keyring import Keyring
 from thinwire.swarm.messages.registry import Ask, Behind, Commit, Digest, PeerId
 
 
@@ -77,14 +78,11 @@ class Averager:
         self._members, self._base = tuple(sorted(self._keys)), bytes(32)
         spec = DataPlaneSpec(codec=codec, rule=AggregationSpec(rule), topology=topology, by_bandwidth=bandwidth)
         self._round_factory = RoundFactory(
-            identity,
-            run_id,
+            Keyring(identity, run_id, self._keys.get),
             DataPlaneFactory(spec, run_id, send_queue=self._send_queue, now=now, aside=work),
-            send_queue=self._send_queue,
-            now=now,
             live=self._live,
-            key_of=self._keys.get,
             patience=patience,
+            links=LinkReport(rates=self._send_queue.bandwidth.end_round) if bandwidth else LinkReport(),
         )
         self._topology = topology
         self._number = 1

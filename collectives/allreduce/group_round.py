@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import cast
 
 import blake3
 import msgspec
-from thinwire.collectives.aggregation.means import mean
 from thinwire.collectives.allreduce.element_arithmetic import Elements
 from thinwire.collectives.allreduce.group_acceptance import Group
 from thinwire.collectives.allreduce.rendezvous import PeerContext
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
-from thinwire.collectives.rounds.round import Round
+from thinwire.collectives.rounds.round import LinkReport, Round
 from thinwire.collectives.topology.shards import Grid
-from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer
-from thinwire.swarm.frame import sign_message, verify_message
-from thinwire.swarm.messages.registry import OPERATIONS, AveragePlan, Message, PeerId
+from thinwire.swarm.messages.registry import OPERATIONS, AveragePlan
 from thinwire.swarm.rendezvous_hash import leader_order
 
 MAX_CALL_WEIGHT = 2**31
@@ -59,15 +55,15 @@ def group_round(
     patience: float,
     voter: bool,
     attempt: int,
-    phase: Callable[[int, str], None],
+    on_phase: Callable[[int, str], None],
 ) -> Round:
     """Return the round of a group, with nothing announced yet.
 
-    `key`: see `key_of`. `voter`, `attempt`, `phase`: see Agreement and Round.
+    `key`: see `key_of`. `voter`, `attempt`, `on_phase`: see Agreement and Round.
     """
     round, fragment = key
     seed = blake3.blake3(
-        b"".join((context.run_id, round.to_bytes(8, "big"), fragment.to_bytes(8, "big"), *group))
+        b"".join((context.keyring.run_id, round.to_bytes(8, "big"), fragment.to_bytes(8, "big"), *group))
     ).digest()
     terms = RoundTerms(
         round,
@@ -83,42 +79,26 @@ def group_round(
         chunks=len(share.grid),
     )
 
-    def verify(peer: PeerId, message: Message, signature: bytes) -> bool:
-        public = context.identity.public_key if peer == context.me else context.key_of(peer)
-        return public is not None and verify_message(message, signature, public, context.run_id)
-
     agreement = Agreement(
         context.me,
         terms,
-        sign=lambda message: sign_message(message, b"", context.identity, context.run_id),
-        verify=verify,
+        sign=context.keyring.sign,
+        verify=context.keyring.verify,
         live=context.live,
         voter=voter,
     )
     data_plane = Butterfly(
         agreement,
-        codec=cast(Codec, share.elements),  # a Butterfly uses only methods that Elements has
-        grid=share.grid,
-        rule=mean,
+        share.elements,
+        share.grid,
         seed=seed,
-        send_queue=context.send_queue,
-        now=context.now,
         usual={},
-        phase=phase,
-        reducer=share.elements,
-        aside=context.aside,
-        on_result=lambda: made.pump(),
-    )
-    made = Round(
-        agreement,
-        data_plane,
         send_queue=context.send_queue,
         now=context.now,
-        attempt=attempt,
-        phase=phase,
-        link=context.link,
+        aside=context.aside,
     )
-    return made
+    links = LinkReport(rates=context.link)
+    return Round(data_plane, context.keyring, attempt=attempt, links=links, on_phase=on_phase)
 
 
 def key_of(name: str, number: int) -> tuple[int, int]:

@@ -291,7 +291,7 @@ class Operation:
             patience=self._patience,
             voter=self._voter,
             attempt=self._attempt,
-            phase=self._phase,
+            on_phase=self._phase,
         )
         self.current = current
         self.call()

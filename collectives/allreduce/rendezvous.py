@@ -16,8 +16,8 @@ from thinwire.collectives.allreduce.group_acceptance import Group, confirmed, fi
 from thinwire.collectives.allreduce.signature import difference
 from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.transport.sending.send_queue import SendQueue
-from thinwire.swarm.identity.identity import Identity
-from thinwire.swarm.messages.registry import MAX_GROUP, AveragePlan, Call, Digest, PeerId
+from thinwire.swarm.keyring import Keyring
+from thinwire.swarm.messages.registry import MAX_GROUP, AveragePlan, Call, PeerId
 from thinwire.swarm.rendezvous_hash import leader_order
 
 
@@ -30,14 +30,12 @@ class PeerContext:
     `link`: known rates of our link from training rounds, bytes/s up and down (0: unknown). `aside`: computes large results.
     """
 
-    identity: Identity
-    run_id: Digest
+    keyring: Keyring
     send_queue: SendQueue
     now: Callable[[], float]
     live: Collection[PeerId]
     gone: Collection[PeerId]
     here: Callable[[], Collection[PeerId]]
-    key_of: Callable[[PeerId], bytes | None]
     first_attempt: int
     link: Callable[[], tuple[int, int]] = lambda: (0, 0)
     aside: Work = at_once
@@ -45,7 +43,7 @@ class PeerContext:
     @property
     def me(self) -> PeerId:
         """Own peer id."""
-        return self.identity.peer_id
+        return self.keyring.me
 
 
 class Rendezvous:
@@ -164,7 +162,7 @@ class Rendezvous:
             self._complete = now
         if self._first_late(callers):
             return None
-        turn = leader_order(context.run_id, callers, *key).index(context.me)
+        turn = leader_order(context.keyring.run_id, callers, *key).index(context.me)
         return tuple(sorted(callers)[:MAX_GROUP]) if now >= self._complete + turn * self._patience else None
 
     def other(self, group: Group) -> Group | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from thinwire.collectives.aggregation.means import Rule
 from thinwire.collectives.aggregation.norm_bounds import norm_bound
@@ -13,11 +13,16 @@ from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.rounds.data_planes.allgather import AllGather
 from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
-from thinwire.collectives.rounds.data_planes.contributions import Screen
+from thinwire.collectives.rounds.data_planes.contributions import OwnerChecks, Screen
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
 from thinwire.collectives.rounds.data_planes.hierarchy import Hierarchy
+from thinwire.collectives.rounds.data_planes.owner_results import Reducer
 from thinwire.collectives.rounds.data_planes.ring import Ring
-from thinwire.collectives.rounds.data_planes.sparse_butterfly import OwnerResiduals, SparseButterfly
+from thinwire.collectives.rounds.data_planes.sparse_butterfly import (
+    OwnerResiduals,
+    SparseButterfly,
+    SparseButterflyCodec,
+)
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.sending.send_queue import SendQueue
@@ -36,7 +41,7 @@ class DataPlaneSpec:
       aggregated by `rule`.
     - `topology` of a butterfly: "butterfly" (at the owners), "ring" (while they travel) or "hierarchy" (in sites first).
     - `by_bandwidth`: peers own as many chunks as their links can carry; otherwise all own equally many.
-    - `audited`: see Butterfly; in other planes without effect.
+    - `audited`: see OwnerChecks; in other planes without effect.
     """
 
     codec: Codec | Screen
@@ -60,8 +65,8 @@ class DataPlaneSpec:
 class DataPlaneFactory:
     """Creates data planes, and has their usual norms and their memory for results.
 
-    `phase`: see DataPlane. `owner_residuals`: residuals of the chunks that we own in a sparse butterfly. `aside`: computes
-    large results of chunks that we own.
+    `owner_residuals`: residuals of the chunks that we own in a sparse butterfly. `aside`: computes large results of chunks
+    that we own.
     """
 
     def __init__(
@@ -71,41 +76,36 @@ class DataPlaneFactory:
         *,
         send_queue: SendQueue,
         now: Callable[[], float],
-        phase: Callable[[int, str], None] = lambda round, name: None,
         owner_residuals: OwnerResiduals | None = None,
         aside: Work = at_once,
     ) -> None:
         self.spec = spec
         self.owner_residuals = OwnerResiduals() if owner_residuals is None else owner_residuals
-        self._run_id, self._send_queue, self._now, self._phase, self._aside = run_id, send_queue, now, phase, aside
+        self._run_id, self._send_queue, self.now, self._aside = run_id, send_queue, now, aside
         self.rule: Rule = dense_rule(spec.rule)
         """Aggregation of dense chunks."""
-        self._bound, self._guarded = norm_bound(spec.rule), spec.rule.rule == "clip"
         self._usual: dict[int, dict[int, float]] = {}
         self._pool = BufferPool()
 
-    def make(
-        self, agreement: Agreement, grid: Grid, *, seed: bytes, turn: int, on_result: Callable[[], None]
-    ) -> DataPlane:
+    def make(self, agreement: Agreement, grid: Grid, *, seed: bytes, turn: int) -> DataPlane:
         """Create the data plane of a round.
 
         `seed`: draws the owners of chunks. `turn`: number of the vector, if vectors take turns: usual norms are stored per
-        vector. `on_result`: see Butterfly.
+        vector.
         """
         spec, usual = self.spec, self._usual.setdefault(turn, {})
-        common: dict[str, Any] = dict(send_queue=self._send_queue, now=self._now, usual=usual, phase=self._phase)
+        common: dict[str, Any] = dict(send_queue=self._send_queue, now=self.now, usual=usual)
         if spec.collective == "all-gather":
             return AllGather(agreement, screen=spec.codec, pieces=grid, **common)
-        common |= dict(codec=spec.codec, grid=grid)
         if spec.collective == "sparse-butterfly":
-            common |= dict(aside=self._aside, on_result=on_result)
-            return SparseButterfly(
-                agreement, owner_residuals=self.owner_residuals, ownership_seed=self._run_id, **common
-            )
-        common |= dict(rule=self.rule, seed=seed, pool=self._pool)
+            common |= dict(seed=self._run_id, aside=self._aside)  # so that the owners change little from round to round
+            sparse = cast(SparseButterflyCodec, spec.codec)
+            return SparseButterfly(agreement, sparse, grid, owner_residuals=self.owner_residuals, **common)
+        codec, common["seed"] = cast(Codec, spec.codec), seed
+        reducer = Reducer(codec, self.rule, self._pool)
         if spec.topology == "hierarchy":
-            return Hierarchy(agreement, groups=self._usual.setdefault(-1 - turn, {}), **common)
+            return Hierarchy(agreement, reducer, grid, groups=self._usual.setdefault(-1 - turn, {}), **common)
         if spec.topology == "ring":
-            return Ring(agreement, guarded=self._guarded, **common)
-        common |= dict(audited=spec.audited, bound=self._bound, aside=self._aside, on_result=on_result)
-        return Butterfly(agreement, **common)
+            return Ring(agreement, reducer, grid, guarded=spec.rule.rule == "clip", **common)
+        checks = OwnerChecks(spec.audited, norm_bound(spec.rule), codec.growth)
+        return Butterfly(agreement, reducer, grid, checks=checks, aside=self._aside, **common)

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
+from thinwire.collectives.rounds.peer_standing import PeerStanding
 from thinwire.collectives.state_sync.chunk_transfer import IN_FLIGHT, LATEST
 from thinwire.collectives.topology.chunk_requests import ChunkRequests
-from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Digest, Fetch, PeerId, Proposal, Result, ResultRecord
 
 TIMES = 8
 """Number of times that a peer gets the results of a round over one link: enough after time-outs."""
 
-Paced = Callable[[PeerId, int], bool]
-"""Function that returns whether the results of a round go to a peer with pauses."""
-
 
 class Repair:
-    """Repair of one round at one peer. `data_plane`: its data plane, which stores the results."""
+    """Repair of one round at one peer. `data_plane` stores its results."""
 
-    def __init__(
-        self, agreement: Agreement, data_plane: DataPlane, *, send_queue: SendQueue, now: Callable[[], float]
-    ) -> None:
-        self._agreement, self._data_plane, self._send_queue, self._now = agreement, data_plane, send_queue, now
+    def __init__(self, data_plane: DataPlane) -> None:
+        self._data_plane, self._agreement = data_plane, data_plane.agreement
+        self._send_queue, self._now = data_plane.send_queue, data_plane.now
         self._requests = ChunkRequests()
         self._claims_at, self._claims_asked = -math.inf, 0
         self._leader_asked: tuple[Proposal, float] | None = None
@@ -178,21 +173,12 @@ class Repair:
 class ResultServer:
     """Answers to peers that lack results of a round.
 
-    data_plane: that of the round at this peer. paced: returns whether a peer that asks for the results of a round gets them
-    with pauses, as state.
+    `data_plane` stores the results at this peer. `standing`: decides which peers get results with pauses, as state.
     """
 
-    def __init__(
-        self,
-        agreement: Agreement,
-        data_plane: DataPlane,
-        *,
-        send_queue: SendQueue,
-        now: Callable[[], float],
-        paced: Paced,
-    ) -> None:
-        self._agreement, self._data_plane, self._send_queue, self._now = agreement, data_plane, send_queue, now
-        self._paced = paced
+    def __init__(self, data_plane: DataPlane, standing: PeerStanding) -> None:
+        self._data_plane, self._agreement, self._standing = data_plane, data_plane.agreement, standing
+        self._send_queue, self._now = data_plane.send_queue, data_plane.now
         self._proved: dict[PeerId, float] = {}
         """Times at which claims were shown to each peer."""
         self._served: Counter[PeerId] = Counter()
@@ -211,7 +197,7 @@ class ResultServer:
         if proposal is None or not data_plane.serves(sender, message):
             return
         known = agreement.commit is None or sender in agreement.terms.members  # It was late, and may be in time again.
-        paced = not known and self._paced(sender, round)
+        paced = not known and self._standing.paced(sender, round)
         waiting = self._send_queue.requested(sender, Result) if paced else self._send_queue.requested(sender)
         if waiting > 2 * IN_FLIGHT:
             return  # the peer has not read what it asked for before

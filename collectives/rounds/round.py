@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from weakref import ref
 
 import msgspec
 from thinwire.collectives.consensus.farewells import departed
-from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_planes.contributions import ContributionSummary
-from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
-from thinwire.collectives.rounds.repair import Paced, Repair, ResultServer
+from thinwire.collectives.rounds.data_planes.data_plane import DataPlane, ignore
+from thinwire.collectives.rounds.peer_standing import PeerStanding
+from thinwire.collectives.rounds.repair import Repair, ResultServer
 from thinwire.collectives.timing import MAX_TRANSFER, STALL
-from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.identity.identity import peer_id_of
+from thinwire.swarm.keyring import Keyring
 from thinwire.swarm.messages.registry import (
     Ballot,
     Chunk,
@@ -44,11 +46,35 @@ from thinwire.swarm.messages.registry import (
     Subtotal,
 )
 
-Opinions = Callable[[], tuple[tuple[PeerId, ...], tuple[PeerId, ...]]]
-"""Function that returns the peers that an announcement endorses, and those that it distrusts."""
-
 TRICKLE = 2048
 """Bytes/s that count as progress; slower streams are closed (see Limits)."""
+
+
+def _unknown() -> tuple[int, int]:
+    return 0, 0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """Links of this peer, as its announcements report them.
+
+    - `site`: network that this peer shares with others.
+    - `rates`: returns the rates of our link up and down, in bytes/s (0: unknown).
+    - `spans`: returns our measurements of links to some peers.
+    """
+
+    site: str = ""
+    rates: Callable[[], tuple[int, int]] = _unknown
+    spans: Callable[[], tuple[Span, ...]] = tuple
+
+
+UNKNOWN_LINKS = LinkReport()
+
+
+def _pump(round: ref[Round]) -> None:
+    # A strong reference would be a cycle: the results of a dropped round would stay in memory until the next collection.
+    if (current := round()) is not None:
+        current.pump()
 
 
 class Round:
@@ -57,38 +83,29 @@ class Round:
     Pass it frames (`on_frame`), time (`tick`) and link changes (`on_link_up`, `on_link_down`). `announce` announces our own
     contribution; `wait` returns the Outcome. After the commit the round still serves results to peers that lack some.
 
-    `attempt`: number of our last announcement, if this round had one before. `site`: the network that we share with others.
-    `phase`: called with the round and the name of each of its phases. `link`: returns the rates of our link up and down in
-    bytes/s (0: unknown). `spans`: returns those of links to some peers. `opinions`: see Opinions. `key_of`: returns the public
-    key of a peer. `met`: receives keys of members that proposals carry, for the checks of `agreement`. `paced`: see Paced.
+    - `keyring`: keys with which the agreement checks signatures. The round adds the keys that proposals carry.
+    - `attempt`: number of our last announcement, if this round had one before.
+    - `on_phase`: called with the round and the name of each of its phases.
     """
 
     def __init__(
         self,
-        agreement: Agreement,
         data_plane: DataPlane,
+        keyring: Keyring,
         *,
-        send_queue: SendQueue,
-        now: Callable[[], float],
         attempt: int = 0,
-        site: str = "",
-        phase: Callable[[int, str], None] = lambda round, name: None,
-        link: Callable[[], tuple[int, int]] = lambda: (0, 0),
-        spans: Callable[[], tuple[Span, ...]] = tuple,
-        opinions: Opinions = lambda: ((), ()),
-        key_of: Callable[[PeerId], bytes | None] = lambda peer: None,
-        met: dict[PeerId, bytes] | None = None,
-        paced: Paced = lambda peer, round: False,
+        links: LinkReport = UNKNOWN_LINKS,
+        standing: PeerStanding | None = None,
+        on_phase: Callable[[int, str], object] = ignore,
     ) -> None:
+        agreement = data_plane.agreement
         self.agreement, self.data_plane = agreement, data_plane
         self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
-        self._send_queue, self._now, self._phase = send_queue, now, phase
-        self._link, self._spans, self._opinions = link, spans, opinions
-        self._key_of, self._met = key_of, {} if met is None else met
+        self._send_queue, self._now, self._on_phase = data_plane.send_queue, data_plane.now, on_phase
+        data_plane.subscribe(on_phase, partial(_pump, ref(self)))
         self.attempt = attempt
-        self._site = site
-        self._repair = Repair(agreement, data_plane, send_queue=send_queue, now=now)
-        self._server = ResultServer(agreement, data_plane, send_queue=send_queue, now=now, paced=paced)
+        self._keyring, self._links, self._standing = keyring, links, standing or PeerStanding()
+        self._repair, self._server = Repair(data_plane), ResultServer(data_plane, self._standing)
         self._complained_in: Ballot | None = None
         self.opened_at: float | None = None
         """When the ballot in progress opened here.
@@ -100,7 +117,7 @@ class Round:
         self._over = asyncio.Event()
         self.abandoned = False
         """True if another round takes its place: `wait` returns without a commit."""
-        self._received: tuple[float, dict[PeerId, int]] = (now(), {})
+        self._received: tuple[float, dict[PeerId, int]] = (self._now(), {})
         """Time of the last count of received bytes, and bytes by peer that owes us data."""
         self._received_before: dict[PeerId, int | None] = {}
         """Bulk bytes that came over relays before the ballot in progress opened here, by peer; None: no relay."""
@@ -126,7 +143,7 @@ class Round:
         self.data_plane.contribute(source, self.attempt)
         if summary is None:
             summary = self.data_plane.summarize(source)
-        terms, (endorsed, distrusted) = self.agreement.terms, self._opinions()
+        terms, (endorsed, distrusted) = self.agreement.terms, self._standing.opinions()
         ready = Ready(
             self.round,
             self.fragment,
@@ -138,15 +155,15 @@ class Round:
             self.agreement.voter,
             float(loss),
             float(speed),
-            *self._link(),
-            site=self._site,
-            spans=self._spans(),
+            *self._links.rates(),
+            site=self._links.site,
+            spans=self._links.spans(),
             life=life,
             endorses=endorsed,
             distrusts=distrusted,
             norms=summary.norms,
         )
-        self._phase(self.round, "announce")
+        self._on_phase(self.round, "announce")
         self.agreement.announce(ready, self._now())
         self.pump()
 
@@ -236,8 +253,7 @@ class Round:
             if isinstance(message, (Commit, CompactCommit)):
                 self._repair.note_held(sender)  # earlier reports concerned another round
             if isinstance(message, Propose):
-                keys = {peer_id_of(key): key for key in message.keys}
-                self._met.update((peer, keys[peer]) for peer in self.agreement.terms.members if peer in keys)
+                self._keyring.borrow(message.keys, self.agreement.terms.members)
             before = self.agreement.ready.get(sender)
             self.agreement.on_message(sender, message, frame.signature, self._now())
             if self.agreement.ready.get(sender) is not before:  # repeated announcements change nothing
@@ -347,7 +363,7 @@ class Round:
         self._send_messages()
         if self.complete or self.agreement.diverged or self.abandoned:
             if not self._over.is_set() and self.complete:
-                self._phase(self.round, "commit")
+                self._on_phase(self.round, "commit")
                 data_plane.finish()
             self._over.set()
 
@@ -357,7 +373,7 @@ class Round:
             if isinstance(message, Propose):
                 # A receiver that has just joined may not know the signers.
                 signers = {*(report.peer for report in message.reports), *departed(message.proposal)}
-                keys = tuple(key for peer in sorted(signers) if (key := self._key_of(peer)) is not None)
+                keys = tuple(key for peer in sorted(signers) if (key := self._keyring.key_of(peer)) is not None)
                 message = msgspec.structs.replace(message, keys=keys)
             for peer in sorted(self.agreement.reachable) if to is None else (to,):
                 if peer != self.me:

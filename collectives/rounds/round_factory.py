@@ -17,22 +17,18 @@ from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_plane_factory import DataPlaneFactory
-from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
+from thinwire.collectives.rounds.data_planes.data_plane import DataPlane, ignore
 from thinwire.collectives.rounds.data_planes.ring import Ring
-from thinwire.collectives.rounds.repair import Paced
-from thinwire.collectives.rounds.round import Opinions, Round
+from thinwire.collectives.rounds.peer_standing import PeerStanding
+from thinwire.collectives.rounds.round import UNKNOWN_LINKS, LinkReport, Round
 from thinwire.collectives.timing import TICK, Patience
 from thinwire.collectives.topology.peer_backoff import Backoff, PeerBackoff
 from thinwire.collectives.topology.placement import Rate, Trip
 from thinwire.collectives.topology.ring_order import best
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.pending_frames import PendingFrames
-from thinwire.collectives.transport.sending.send_queue import SendQueue
-from thinwire.swarm.evidence import ReportEquivocation
-from thinwire.swarm.frame import sign_message, verify_message
-from thinwire.swarm.identity.identity import Identity, peer_id_of
-from thinwire.swarm.lineage import Verify
-from thinwire.swarm.messages.registry import Digest, Message, PeerId, Span
+from thinwire.swarm.keyring import Keyring
+from thinwire.swarm.messages.registry import Digest, Message, PeerId
 from thinwire.swarm.rendezvous_hash import leader_order, rank
 
 MAX_PENDING = 1024
@@ -57,58 +53,36 @@ def fragment_of(message: Message) -> int:
 class RoundFactory:
     """Creates rounds with common settings, whose data planes `planes` makes.
 
-    - `live`: peers with a link, maintained by the caller. `key_of`: Ed25519 public key of another peer, None if unknown.
-    - `patience`: seconds without progress before a peer acts; never below the given value, adapts to the duration of rounds.
-    - `site`: the network that we share with others. `pending_frames`: frames for next rounds, if other factories of this
-      peer share them. `peer_backoff`: pauses of peers, if an audit of owners adds to them.
-    - `report_equivocation`, `banned`, `trial`: see Agreement. `opinions`, `paced`: see Round.
+    - `live`: peers with a link, maintained by the caller.
+    - `patience`: seconds without progress before a peer acts. It adapts to the duration of rounds, but never falls below
+      the given value.
+    - `on_phase`: see Round.
+    - `pending_frames`: frames for next rounds, if other factories of this peer share them.
+    - `peer_backoff`: pauses of peers, if an audit of owners adds to them.
     """
 
     def __init__(
         self,
-        identity: Identity,
-        run_id: Digest,
+        keyring: Keyring,
         planes: DataPlaneFactory,
         *,
-        send_queue: SendQueue,
-        now: Callable[[], float],
         live: Collection[PeerId],
-        key_of: Callable[[PeerId], bytes | None],
         patience: float,
-        phase: Callable[[int, str], None] = lambda round, name: None,
-        site: str = "",
+        links: LinkReport = UNKNOWN_LINKS,
+        standing: PeerStanding | None = None,
+        on_phase: Callable[[int, str], object] = ignore,
         pending_frames: PendingFrames | None = None,
         peer_backoff: PeerBackoff | None = None,
-        slow_peers: Callable[[], Collection[PeerId]] = tuple,
-        spans: Callable[[], tuple[Span, ...]] = tuple,
-        report_equivocation: ReportEquivocation = lambda peer, first, second: None,
-        banned: Callable[[], Collection[PeerId]] = tuple,
-        trial: Callable[[PeerId], bool] = lambda peer: False,
-        opinions: Opinions = lambda: ((), ()),
-        paced: Paced = lambda peer, round: False,
     ) -> None:
         self.floor, self._patience = patience, Patience(patience)
         self.behind = asyncio.Event()
         """Set when the others are so far ahead that we cannot follow."""
         self.pending_frames = PendingFrames(MAX_PENDING, MAX_PENDING_EACH) if pending_frames is None else pending_frames
         """Frames of the next round."""
-        self.slow_peers = slow_peers
-        """Returns peers that must not own chunks in rounds that we lead."""
-        self.spans = spans
-        """Returns our measurements of links to other peers."""
-        self.planes = planes
-        self._identity, self._run_id, self._send_queue, self._now = identity, run_id, send_queue, now
-        self._live, self._key_of, self._phase, self._site = live, key_of, phase, site
+        self.keyring, self.planes, self.links, self.standing = keyring, planes, links, standing or PeerStanding()
+        self._live, self._on_phase = live, on_phase
         self._last: Callable[[], DataPlane | None] = lambda: None  # others decide how long its results stay in memory
         self.peer_backoff = PeerBackoff() if peer_backoff is None else peer_backoff
-        self._met: dict[PeerId, bytes] = {}  # keys of members that proposals of the round in progress carry
-        self._report_equivocation, self._banned, self._trial, self._opinions = (
-            report_equivocation,
-            banned,
-            trial,
-            opinions,
-        )
-        self._paced = paced
         self._ring_backoff = Backoff()
 
     def begin(
@@ -125,12 +99,12 @@ class RoundFactory:
         `terms.members` come by seniority. `store`: memory of our votes. `turn`: see DataPlaneFactory.make.
         """
         number = (terms.fragment << 48) + terms.round  # so that fragments do not all have the same backups
-        seed = blake3.blake3(self._run_id + number.to_bytes(8, "big")).digest()
+        seed = blake3.blake3(self.keyring.run_id + number.to_bytes(8, "big")).digest()
         spec = self.planes.spec
         order = leader_order(seed, terms.members, terms.round, terms.fragment)
-        self._met = {}
+        self.keyring.forget()
         agreement = Agreement(
-            self._identity.peer_id,
+            self.keyring.me,
             replace(
                 terms,
                 members=order,
@@ -141,40 +115,30 @@ class RoundFactory:
                 sited=spec.topology == "hierarchy",
                 ring=partial(self._ring, seed, terms.round) if spec.topology == "ring" else None,
             ),
-            sign=lambda message: sign_message(message, b"", self._identity, self._run_id),
-            verify=self.verify,
+            sign=self.keyring.sign,
+            verify=self.keyring.verify,
             live=self._live,
-            idle={*self.peer_backoff.resting(terms.round), *self.slow_peers()},
+            idle={*self.peer_backoff.resting(terms.round), *self.standing.slow_peers()},
             barred=self.peer_backoff.barred(terms.round),
             hasty=self.peer_backoff.hasty(terms.round),
             store=store,
-            report_equivocation=self._report_equivocation,
-            banned=self._banned,
-            trial=self._trial,
+            report_equivocation=self.standing.report_equivocation,
+            banned=self.standing.banned,
+            trial=self.standing.on_trial,
         )
-        data_plane = self.planes.make(agreement, grid, seed=seed, turn=turn, on_result=lambda: current.pump())
+        data_plane = self.planes.make(agreement, grid, seed=seed, turn=turn)
         current = Round(
-            agreement,
             data_plane,
-            send_queue=self._send_queue,
-            now=self._now,
+            self.keyring,
             attempt=attempt,
-            site=self._site,
-            phase=self._phase,
-            link=self._link,
-            spans=self.spans,
-            opinions=self._opinions,
-            key_of=self.key_of,
-            met=self._met,
-            paced=self._paced,
+            links=self.links,
+            standing=self.standing,
+            on_phase=self._on_phase,
         )
         if (last := self._last()) is not None:
             last.halt()  # an abandoned round must not vote any more
         self._last = ref(data_plane)
         return current
-
-    def _link(self) -> tuple[int, int]:
-        return self._send_queue.bandwidth.end_round() if self.planes.spec.by_bandwidth else (0, 0)
 
     @property
     def patience(self) -> float:
@@ -186,7 +150,7 @@ class RoundFactory:
 
         `give_up`: seconds after which it is, unless its data is arriving.
         """
-        began = self._now()
+        began = self.planes.now()
         behind = asyncio.ensure_future(self.behind.wait())
         wait = asyncio.ensure_future(current.wait())
         try:
@@ -196,7 +160,7 @@ class RoundFactory:
             wait.cancel()
             behind.cancel()
         if outcome.commit is not None:
-            proof = certificate(outcome.commit, current.agreement.terms, self.key_of, self.verify)
+            proof = certificate(outcome.commit, current.agreement.terms, self.keyring.key_of, self.keyring.verify)
             outcome = replace(outcome, certificate=proof)
         if outcome.commit is not None and not current.booked:
             current.booked = True  # callers that follow rounds ask again for the outcome of the next one
@@ -205,7 +169,7 @@ class RoundFactory:
             self.peer_backoff.record(outcome.commit.proposal, current.data_plane.failed, withheld, led)
             self._record_ring(current)
             if current.opened_at is not None:
-                took = self._now() - max(began, current.opened_at)
+                took = self.planes.now() - max(began, current.opened_at)
                 self._patience.observe(current.data_plane.progress.duration_without_late_peers(took))
         return outcome
 
@@ -213,14 +177,14 @@ class RoundFactory:
         self, current: Round, futures: Collection[asyncio.Future[Any]], give_up: float | None
     ) -> None:
         """Wait for the first of the futures, or until a peer gives the round up, see `outcome`."""
-        began, left = self._now(), give_up
+        began, left = self.planes.now(), give_up
         while left is None or left > 0:
             done, _ = await asyncio.wait(
                 futures, timeout=None if left is None else max(TICK, left), return_when=asyncio.FIRST_COMPLETED
             )
             if done or give_up is None:
                 return
-            left = current.given_up_at(began, give_up) - self._now()
+            left = current.given_up_at(began, give_up) - self.planes.now()
 
     def _ring(self, seed: Digest, round: int, peers: Sequence[PeerId], rate: Rate, trip: Trip) -> tuple[PeerId, ...]:
         """Return the order of a ring for a ballot that we open; empty while rings are suspended."""
@@ -241,24 +205,3 @@ class RoundFactory:
             self._ring_backoff.fail(current.round)
         elif data_plane.proposal is not None and data_plane.proposal.order:
             self._ring_backoff.succeed()
-
-    def verify(self, peer: PeerId, message: Message, signature: bytes) -> bool:
-        """Return True if `signature` is the peer's under the message, and its key is known."""
-        key = self.key_of(peer)
-        return key is not None and verify_message(message, signature, key, self._run_id)
-
-    def with_keys(self, keys: tuple[bytes, ...]) -> Verify:
-        """Return `verify`, also for peers that we do not know, by their public keys."""
-        known = {peer_id_of(key): key for key in keys}
-
-        def verify(peer: PeerId, message: Message, signature: bytes) -> bool:
-            key = known.get(peer) or self.key_of(peer)
-            return key is not None and verify_message(message, signature, key, self._run_id)
-
-        return verify
-
-    def key_of(self, peer: PeerId) -> bytes | None:
-        """Return the public key of a peer, if it is known."""
-        if peer == self._identity.peer_id:
-            return self._identity.public_key
-        return self._key_of(peer) or self._met.get(peer)

@@ -29,6 +29,7 @@ from thinwire.node.membership.presence import Topic
 from thinwire.node.peer.peer import Peer
 from thinwire.node.runtime.loop_thread import LoopThread
 from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.keyring import Keyring
 from thinwire.swarm.messages.registry import MAX_GROUP, AveragePlan
 from torch import Tensor
 
@@ -190,19 +191,13 @@ def operations_of(peer: Peer) -> AllreduceService:
     presence, gone = peer.presence, set[bytes]()
     roster = presence.roster
 
-    def key_of(other: bytes) -> bytes | None:
-        record = roster.peers.record_of(other)
-        return record.public_key if record else None
-
     context = PeerContext(
-        identity=peer.identity,
-        run_id=peer.run_id,
+        keyring=Keyring(peer.identity, peer.run_id, roster.peers.key_of),
         send_queue=presence.send_queue,
         now=peer.environment.now,
         live=presence.live,
         gone=gone,
         here=lambda: roster.peers.view.peers,
-        key_of=key_of,
         first_attempt=roster.record.first_attempt,
         link=presence.send_queue.bandwidth.known,
         aside=presence.aside,

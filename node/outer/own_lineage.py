@@ -15,9 +15,10 @@ from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import sign_message
 from thinwire.swarm.identity.identity import Identity, short
+from thinwire.swarm.keyring import Keyring
 from thinwire.swarm.lineage import founded_by, name_of_fork
 from thinwire.swarm.lineage_founding import Founding
-from thinwire.swarm.messages.registry import Fork, Found, Message, PeerId
+from thinwire.swarm.messages.registry import Fork, Found, PeerId
 
 SETTLE = 1.0
 """Patiences to wait for members that have not stated yet which founders they see."""
@@ -37,8 +38,7 @@ class OwnLineage:
         quorum_wait: QuorumWait,
         *,
         emit: Emit,
-        sign: Callable[[Message], bytes],
-        key_of: Callable[[PeerId], bytes | None],
+        keyring: Keyring,
         votes: VoteStore,
         founded: Callable[[Fork], None],
     ) -> None:
@@ -47,7 +47,7 @@ class OwnLineage:
         self._now, self._current = rounds.now, rounds.current
         self._live, self._send_queue, self._me = presence.live, presence.send_queue, presence.roster.record.peer_id
         self._lineages, self._quorum_wait, self._emit = lineages, quorum_wait, emit
-        self._sign, self._key_of, self._votes, self._founded = sign, key_of, votes, founded
+        self._keyring, self._votes, self._founded = keyring, votes, founded
         self._founding: Founding | None = None
         self._missing = (0, False), 0.0
         """Results that the round in progress lacks, True if it lacks claims, and the time since which it does."""
@@ -123,7 +123,7 @@ class OwnLineage:
         replica = self._replica
         if self._founding is None or self._founding.base != replica.digest:
             place = replica.round, self._fragment, replica.digest, replica.members
-            self._founding = Founding(self._me, *place, self._votes.life, self._sign, self._key_of)
+            self._founding = Founding(self._me, *place, self._votes.life, self._keyring.sign, self._keyring.key_of)
         return self._founding
 
     def _begin(self, fork: Fork) -> None:

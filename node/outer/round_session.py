@@ -32,7 +32,7 @@ from thinwire.node.outer.session import FragmentRounds, ReplicaSession, SessionC
 from thinwire.node.outer.state_server import StateServer
 from thinwire.node.runtime.asyncio_extra import Result, Work
 from thinwire.node.state.replica import Replica
-from thinwire.swarm.frame import Frame, sign_message
+from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
     Ask,
     Commit,
@@ -78,7 +78,7 @@ class RoundSession(ReplicaSession):
         self._own_contributions = self.starter.verification.own_contributions
         self.trials = self.starter.verification.trials
         self.chains = ReceivedChains(
-            partial(checked, fraction=manifest.quorum, verifier=self.factory.with_keys, gaps=self._staged),
+            partial(checked, fraction=manifest.quorum, verifier=self.factory.keyring.with_keys, gaps=self._staged),
             self.presence.chains,
         )
         """Chains that other peers have sent."""
@@ -113,7 +113,7 @@ class RoundSession(ReplicaSession):
             self.replica,
             self.fragment,
             votes=self.votes,
-            phase=self._phase,
+            on_phase=self._phase,
             pending_frames=pending_frames,
             paced=paced,
         )
@@ -138,8 +138,7 @@ class RoundSession(ReplicaSession):
             self.lineages,
             self.quorum_wait,
             emit=self._emit,
-            sign=lambda message: sign_message(message, b"", self.identity, self.run_id),
-            key_of=self.factory.key_of,
+            keyring=self.factory.keyring,
             votes=self.votes,
             founded=self._founded,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import blake3
 import msgspec
@@ -11,23 +12,23 @@ from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.health.straggler_grace import StragglerGrace
 from thinwire.collectives.rounds.data_plane_factory import DataPlaneFactory, DataPlaneSpec
 from thinwire.collectives.rounds.data_planes.allgather_payload import room
-from thinwire.collectives.rounds.repair import Paced
-from thinwire.collectives.rounds.round import Round
+from thinwire.collectives.rounds.round import LinkReport, Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.topology.peer_backoff import PeerBackoff
 from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.node.outer.own_lineage import check_votes
 from thinwire.node.outer.session import SessionContext
+from thinwire.node.outer.verification.session_standing import SessionStanding
 from thinwire.node.outer.verification.verification import Verification
 from thinwire.node.state.replica import Replica
-from thinwire.swarm.evidence import Statement
-from thinwire.swarm.messages.registry import MAX_GROUP, Evidence, PeerId
+from thinwire.swarm.keyring import Keyring
+from thinwire.swarm.messages.registry import MAX_GROUP, PeerId
 
 
 class RoundStarter:
     """Starts the rounds of one `fragment` by the manifest, the replica and the lateness of members.
 
-    `votes`: memory of our votes. `phase`, `pending_frames`, `paced`: see RoundFactory.
+    `votes`: memory of our votes. `on_phase`, `pending_frames`: see RoundFactory. `paced`: see PeerStanding.
     """
 
     def __init__(
@@ -37,9 +38,9 @@ class RoundStarter:
         fragment: int,
         *,
         votes: VoteStore,
-        phase: Callable[[int, str], None],
+        on_phase: Callable[[int, str], None],
         pending_frames: PendingFrames | None,
-        paced: Paced,
+        paced: Callable[[PeerId, int], bool],
     ) -> None:
         identity, manifest, run_id, presence = context.identity, context.manifest, context.run_id, context.presence
         exchange, cut = manifest.exchange, replica.plan_grid
@@ -57,14 +58,13 @@ class RoundStarter:
             backoff=backoff,
             emit=context.emit,
         )
-        trials = self.verification.trials
-        watch = presence.watch if exchange.slow_peers == "no-ownership" else None
+        by_bandwidth = exchange.chunk_assignment == "bandwidth"
         spec = DataPlaneSpec(
             codec=replica.codec,
             rule=exchange.rule,
             collective=exchange.collective,
             topology=exchange.topology,
-            by_bandwidth=exchange.chunk_assignment == "bandwidth",
+            by_bandwidth=by_bandwidth,
             audited=manifest.audited,
         )
         planes = DataPlaneFactory(
@@ -72,30 +72,22 @@ class RoundStarter:
             run_id,
             send_queue=presence.send_queue,
             now=context.now,
-            phase=phase,
             owner_residuals=replica.owner_residuals,
             aside=presence.aside,
         )
+        keyring = Keyring(identity, run_id, presence.roster.peers.key_of)
+        slow_own, trials = exchange.slow_peers != "no-ownership", self.verification.trials
+        links = LinkReport(presence.site, spans=presence.spans)
         self.factory = RoundFactory(
-            identity,
-            run_id,
+            keyring,
             planes,
-            send_queue=presence.send_queue,
-            now=context.now,
             live=presence.live,
-            key_of=self._key_of,
             patience=context.patience,
-            phase=phase,
-            site=presence.site,
+            links=replace(links, rates=presence.send_queue.bandwidth.end_round) if by_bandwidth else links,
+            standing=SessionStanding(keyring, presence, trials, slow_own=slow_own, paced=paced),
+            on_phase=on_phase,
             pending_frames=pending_frames,
             peer_backoff=backoff,
-            slow_peers=tuple if watch is None else watch.slow,
-            spans=presence.spans,
-            report_equivocation=self._report_equivocation,
-            banned=lambda: presence.roster.peers.banned,
-            trial=trials.on_trial,
-            opinions=trials.opinions,
-            paced=paced,
         )
         self.straggler_grace = StragglerGrace(
             exchange.timeout_seconds, auto=exchange.straggler_timeout == "auto", fraction=manifest.quorum
@@ -170,13 +162,3 @@ class RoundStarter:
         live, members, roster = self.presence.live, self.replica.members, self.presence.roster
         ready = last.agreement.ready
         return sorted(one for one in live.intersection(ready).difference(members) if not roster.on_trial(one))
-
-    def _report_equivocation(
-        self, peer: PeerId, first: tuple[Statement, bytes], second: tuple[Statement, bytes]
-    ) -> None:
-        if (key := self.factory.key_of(peer)) is not None:
-            self.presence.convict(Evidence(key, first[0], second[0], (first[1], second[1])))
-
-    def _key_of(self, peer: PeerId) -> bytes | None:
-        record = self.presence.roster.peers.record_of(peer)
-        return record.public_key if record else None

@@ -137,6 +137,11 @@ class PeerTable:
             return entry.record
         return self.own.record if peer == self.me else None
 
+    def key_of(self, peer: PeerId) -> bytes | None:
+        """Return the public key of a peer, None if it is unknown."""
+        record = self.record_of(peer)
+        return record.public_key if record else None
+
     def records(self, peers: Iterable[PeerId] | None = None) -> Iterator[PeerRecord]:
         """Yield the newest records of other known peers, alive or not: of all, or of these."""
         found = self.entries.values() if peers is None else map(self.entries.get, peers)

@@ -16,6 +16,7 @@ from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.network import SimNet
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.keyring import Keyring
 from thinwire.swarm.membership.presets import LOCAL
 from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import Welcome
@@ -44,14 +45,12 @@ class Member:
         self.presence = Presence(self.transport, self.roster, now=loop.time, emit=lambda kind, fields: None)
         gone = set()
         place = PeerContext(
-            self.identity,
-            RUN,
+            Keyring(self.identity, RUN, self.roster.peers.key_of),
             self.presence.send_queue,
             loop.time,
             self.presence.live,
             gone,
             lambda: self.roster.peers.view.peers,
-            lambda peer: record.public_key if (record := self.roster.peers.record_of(peer)) else None,
             sequence,
             lambda: self.link,
         )

@@ -298,11 +298,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("node/outer/frame_router.py", "if number != current.round + 1:"): "earlier rounds go elsewhere",
     (
         "node/outer/round_starter.py",
-        'watch = presence.watch if exchange.slow_peers <= "no-ownership" else None',
-    ): "the only other value is greater",
-    (
-        "node/outer/round_starter.py",
-        'by_bandwidth=exchange.chunk_assignment <= "bandwidth",',
+        'by_bandwidth = exchange.chunk_assignment <= "bandwidth"',
     ): "the only other value is greater",
     (
         "node/outer/round_starter.py",

@@ -63,7 +63,6 @@ class AllGather(DataPlane):
         send_queue: SendQueue,
         now: Callable[[], float],
         usual: dict[int, float],
-        phase: Callable[[int, str], None] = lambda round, name: None,
     ) -> None:
         super().__init__(
             agreement,
@@ -72,7 +71,6 @@ class AllGather(DataPlane):
             early=(2 * MAX_CHUNKS + MAX_GROUP, (MOST + 2) * len(pieces) + 8, room(pieces) * pieces.total),
             send_queue=send_queue,
             now=now,
-            phase=phase,
         )
         self.pieces = pieces
         self._slots, self._payloads = Slots(len(pieces)), Payloads(pieces, self._contributions)
@@ -162,7 +160,7 @@ class AllGather(DataPlane):
             for peer in after[first:] + after[:first] if helper is None else (helper,):
                 if (peer, index) not in self._sent:
                     self._sent.add((peer, index))
-                    self._send_queue.bulk(peer, Frame(message, piece))
+                    self.send_queue.bulk(peer, Frame(message, piece))
 
     def announced(self, sender: PeerId) -> None:
         """Handle an announcement: expect its payload, and take frames that arrived before it."""
@@ -262,7 +260,7 @@ class AllGather(DataPlane):
             if slot is not None and (piece := self.results.chunks[slot]) is not None:
                 frame = Frame(Result(self.round, self.fragment, proposal.ballot, slot, proposal.lineage), piece)
                 for peer in self._relay_plan.receivers(key, index, proposal.alive):
-                    self._send_queue.bulk(peer, frame)
+                    self.send_queue.bulk(peer, frame)
 
     def _note_arrival(self, sender: PeerId, slot: int) -> None:
         """Note the arrival of a piece that has a helper; stand in for a helper that failed."""
@@ -322,7 +320,7 @@ class AllGather(DataPlane):
 
     def _accuse(self, key: Key) -> None:
         if (reason := self._payloads.fault(key)) and self.results.wanted is None:
-            self.agreement.accuse(key[0], reason, self._now())
+            self.agreement.accuse(key[0], reason, self.now())
 
     def check(self) -> None:
         """Vote when all payloads are here, are valid and have usual norms."""
@@ -334,10 +332,10 @@ class AllGather(DataPlane):
         if wanted is None:
             outliers = self._contributions.outliers(proposal.contributors, self._key, 0)
             for peer in outliers:
-                self.agreement.accuse(peer, "norm", self._now())
+                self.agreement.accuse(peer, "norm", self.now())
             if outliers:
                 return
-        self._phase(self.round, "vote")
+        self._on_phase(self.round, "vote")
         self._vote(digest)
 
     def _finished_contributors(self, proposal: Proposal) -> Collection[PeerId]:
@@ -369,7 +367,7 @@ class AllGather(DataPlane):
 
     def _request_missing(self) -> None:
         """Ask other peers for announced pieces that do not arrive: sooner if their sender is unreachable."""
-        proposal, now, patience = self.proposal, self._now(), self.agreement.terms.patience
+        proposal, now, patience = self.proposal, self.now(), self.agreement.terms.patience
         if proposal is None or self.me not in proposal.alive or not self._requests.due(now, patience):
             return
         pieces = [
@@ -382,7 +380,7 @@ class AllGather(DataPlane):
             proposal, pieces, live, progressed_at=self.progress.progressed_at, now=now, patience=patience
         )
         for peer, part in found.items():
-            self._send_queue.control(peer, Fetch(self.round, self.fragment, self._key, tuple(part)))
+            self.send_queue.control(peer, Fetch(self.round, self.fragment, self._key, tuple(part)))
 
     def serves(self, sender: PeerId, message: Fetch) -> bool:
         """Return whether a peer may get the pieces that it asks for, also before all are here.

@@ -13,14 +13,14 @@ from functools import partial
 from typing import ClassVar
 
 import blake3
-from thinwire.collectives.aggregation.means import Rule
-from thinwire.collectives.aggregation.norm_bounds import NormBound
 from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.data_planes.contributions import (
+    UNCHECKED,
     Contributions,
     ContributionSummary,
+    OwnerChecks,
     ResultScreen,
     norm_bytes,
 )
@@ -30,16 +30,14 @@ from thinwire.collectives.rounds.data_planes.owner_results import (
     AuditData,
     ChunkReducer,
     OwnerRecords,
-    Reducer,
     audit_data,
 )
 from thinwire.collectives.rounds.data_planes.result_store import Results
 from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.collectives.topology.owner_pace import OwnerPace
 from thinwire.collectives.topology.shards import Grid, Key, owners
-from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.sending.send_queue import SendQueue
-from thinwire.compression.core.codec import Codec, CodecError
+from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
@@ -58,10 +56,6 @@ from thinwire.swarm.messages.registry import (
 )
 
 
-def _nothing() -> None:
-    pass
-
-
 def _computed(
     reducer: ChunkReducer, payloads: Sequence[Buffer], weights: Sequence[float], size: int
 ) -> tuple[Buffer, Digest]:
@@ -73,13 +67,10 @@ def _computed(
 class Butterfly(DataPlane):
     """Data plane in which every chunk has an owner that computes its result.
 
-    usual, pool: running norm of each chunk, and memory of results; the caller stores both. reducer: computes results; None:
-    `rule` and `codec` do. bound: largest norm of a result by the norms of the contributions, which announcements then
-    contain; None: no result is refused for its norm. audited: other peers may compute results again after the round, with
-    `audit_data`; then an owner signs only for results that it has computed itself. Subclasses have no bound and no audits:
-    their owners do not have all contributions, or use other values, too. aside: computes large results, one after the other;
-    at_once: when the last contribution arrives. on_result: called when `aside` has computed a result, because there may be
-    messages to send.
+    - `seed`: draws the owners of chunks.
+    - `usual`: running norm of each chunk, stored by the caller.
+    - `checks`: only for a plain butterfly. The owners of a subclass do not have all contributions, or use other values, too.
+    - `aside`: computes large results, one after the other; `at_once`: when the last contribution arrives.
     """
 
     # An owner that waits for a contribution gets the time to name its sender before the others name the owner.
@@ -91,43 +82,34 @@ class Butterfly(DataPlane):
     def __init__(
         self,
         agreement: Agreement,
-        *,
-        codec: Codec,
+        reducer: ChunkReducer,
         grid: Grid,
-        rule: Rule,
+        *,
         seed: bytes,
+        usual: dict[int, float],
         send_queue: SendQueue,
         now: Callable[[], float],
-        usual: dict[int, float],
-        pool: BufferPool | None = None,
-        phase: Callable[[int, str], None] = lambda round, name: None,
-        reducer: ChunkReducer | None = None,
-        audited: bool = False,
-        bound: NormBound | None = None,
+        checks: OwnerChecks = UNCHECKED,
         aside: Work = at_once,
-        on_result: Callable[[], None] = _nothing,
     ) -> None:
         super().__init__(
             agreement,
             results=Results(len(grid)),
-            contributions=Contributions(codec, grid, usual),
+            contributions=Contributions(reducer, grid, usual),
             early=((MOST + 1 if agreement.terms.chunks else 2) * len(grid) + MAX_GROUP, 2 * len(grid) + 8),
             send_queue=send_queue,
             now=now,
-            phase=phase,
         )
-        self.grid, self.codec = grid, codec
-        self._seed = seed
-        self._reducer: ChunkReducer = reducer or Reducer(codec, rule, pool or BufferPool())
-        self._on_result = on_result
+        self.grid, self._reducer, self._seed = grid, reducer, seed
         self._owned = OwnedChunks(self.results, self._contributions, aside, send_queue.fail)
         self._collectors: tuple[PeerId, ...] = ()
         """Peer that receives the contributions to each chunk in the ballot in progress."""
         self._recorded: Ballot | None = None
         """Ballot for which we have signed our results."""
         self._pace = OwnerPace()
-        self._audited, self._screen = audited, ResultScreen(codec, grid, bound, agreement.announcements.find)
-        self._records = OwnerRecords(agreement, self.results, audited=audited)
+        self._audited = checks.audited
+        self._screen = ResultScreen(reducer, grid, checks, agreement.announcements.find)
+        self._records = OwnerRecords(agreement, self.results, audited=checks.audited)
         self.refused: dict[PeerId, str] = {}
         """Owners whose results were refused for their norms, with the reason."""
         self.audit_data: AuditData | None = None
@@ -137,7 +119,7 @@ class Butterfly(DataPlane):
 
     def open(self, proposal: Proposal) -> None:
         """Handle a new ballot: send chunks to their owners and reduce our own chunks."""
-        self._pace.open(proposal, self._now())
+        self._pace.open(proposal, self.now())
         if self._note_ballot(proposal):
             self._recorded = None
             self._drop_results(proposal)
@@ -197,21 +179,20 @@ class Butterfly(DataPlane):
         message, size = frame.message, memoryview(frame.payload).nbytes
         if not isinstance(message, (Chunk, Partial, Result, Subtotal)):
             return True  # a record
-        return message.index < len(self.grid) and size <= self.codec.nbytes(self.grid.size(message.index))
+        return message.index < len(self.grid) and size <= self._reducer.nbytes(self.grid.size(message.index))
 
     def halt(self) -> None:
         """Drop what waits for more data or computation: this round is over here."""
         super().halt()
         self._owned.clear()
-        self._on_result = _nothing
 
     def finish(self) -> None:
         """Free the round's data; store what an audit needs."""
         super().finish()
         commit = self.agreement.commit
         if self._audited and commit is not None:
-            tools = self._reducer, self.codec, self.grid
-            self.audit_data = audit_data(commit, self.agreement.announcements.find, self._records.take_claims(), *tools)
+            find, claims = self.agreement.announcements.find, self._records.take_claims()
+            self.audit_data = audit_data(commit, find, claims, self._reducer, self.grid)
 
     # --- contributing
 
@@ -228,7 +209,7 @@ class Butterfly(DataPlane):
             elif (owner, index) not in self._sent:
                 self._sent.add((owner, index))
                 message = Chunk(self.round, self.fragment, self._attempt, index)
-                self._send_queue.bulk(owner, Frame(message, self._source[index]))
+                self.send_queue.bulk(owner, Frame(message, self._source[index]))
 
     def _take_own(self, index: int) -> None:
         """Screen and store our own contribution to a chunk that we own; our training may have diverged."""
@@ -236,7 +217,7 @@ class Butterfly(DataPlane):
             return
         reason = self._contributions.screen((self.me, self._attempt), index, self._source[index])
         if reason:
-            self.agreement.accuse(self.me, reason, self._now())
+            self.agreement.accuse(self.me, reason, self.now())
         else:
             self._contributions.own(self.me, self._attempt, index, self._source[index])
 
@@ -259,7 +240,7 @@ class Butterfly(DataPlane):
         self._owned.checked(key, ready.digest)
         reason = held.take(key, index, frame.payload, found=frame.hashed(), announced=announced, norm=norm)
         if reason:
-            self.agreement.accuse(sender, reason, self._now())
+            self.agreement.accuse(sender, reason, self.now())
             return
         self.progress.arrived()
         self._reduce(index)
@@ -288,7 +269,7 @@ class Butterfly(DataPlane):
             return
         outliers = self._contributions.outliers(proposal.contributors, self._key, index)
         for peer in outliers:
-            self.agreement.accuse(peer, "norm", self._now())
+            self.agreement.accuse(peer, "norm", self.now())
         if not outliers:
             self._compute(index, payloads, [float(entry.weight) for entry in proposal.contributors])
 
@@ -326,7 +307,7 @@ class Butterfly(DataPlane):
             frame = Frame(Result(self.round, self.fragment, proposal.ballot, index, proposal.lineage), result)
             for peer in to:
                 if peer != self.me:
-                    self._send_queue.bulk(peer, frame)
+                    self.send_queue.bulk(peer, frame)
 
     def _send_record(self) -> None:
         """Sign for our results once all of them are here."""
@@ -335,10 +316,10 @@ class Butterfly(DataPlane):
             return
         self._recorded = proposal.ballot
         record = self._records.sign(proposal, tuple(self._owned.indices))
-        self._phase(self.round, "record")
+        self._on_phase(self.round, "record")
         for peer in proposal.alive:
             if peer != self.me:
-                self._send_queue.control(peer, record)
+                self.send_queue.control(peer, record)
 
     # --- receiving results
 
@@ -375,7 +356,7 @@ class Butterfly(DataPlane):
                 self.refused[sender] = over_bound
             if over_bound and self.proposal is not None:
                 self.agreement.refuse_leader(self.proposal)
-            self.agreement.accuse(sender, "result", self._now())
+            self.agreement.accuse(sender, "result", self.now())
 
     def _check_result(self, chunk: Buffer, index: int) -> None:
         """Raise CodecError for an impossible result. The norm does not matter if honest peers have checked it."""
@@ -411,7 +392,7 @@ class Butterfly(DataPlane):
         if self.proposal is not None and self.unclaimed and not self.agreement.results_confirmed(self.proposal):
             return
         if wanted or all(owner == self.me or self.results.signed(i) for i, owner in enumerate(self.owners)):
-            self._phase(self.round, "vote")
+            self._on_phase(self.round, "vote")
             self._vote(digest)
 
     # --- claims of owners, for audits
@@ -473,5 +454,5 @@ class Butterfly(DataPlane):
         """
         if self.proposal is None:
             return set()
-        nbytes = self.codec.nbytes(self.grid.chunk)
+        nbytes = self._reducer.nbytes(self.grid.chunk)
         return self._records.contradicted | self._pace.failed(self.proposal, self.agreement.ready, nbytes)

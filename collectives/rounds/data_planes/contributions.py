@@ -12,7 +12,7 @@ import blake3
 from thinwire.collectives.aggregation.norm_bounds import NormBound
 from thinwire.collectives.aggregation.screening import lower_median, outliers
 from thinwire.collectives.topology.shards import Grid, Key
-from thinwire.compression.core.codec import SMALLEST, Codec, CodecError
+from thinwire.compression.core.codec import SMALLEST, CodecError
 from thinwire.compression.core.norm_clip import limits
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.messages.registry import Contribution, Digest, PeerId, Ready
@@ -32,7 +32,7 @@ class ContributionSummary:
     norms: bytes = b""
 
 
-def summarize(source: Sequence[Buffer], codec: Codec | None = None, grid: Grid | None = None) -> ContributionSummary:
+def summarize(source: Sequence[Buffer], codec: Screen | None = None, grid: Grid | None = None) -> ContributionSummary:
     """Return the hashes of the chunks, and their norms if codec and grid are given.
 
     An invalid chunk has the norm 0.
@@ -45,7 +45,7 @@ def summarize(source: Sequence[Buffer], codec: Codec | None = None, grid: Grid |
     return ContributionSummary(bytes(hashes), bytes(norms))
 
 
-def _norm(codec: Codec, chunk: Buffer, size: int) -> float:
+def _norm(codec: Screen, chunk: Buffer, size: int) -> float:
     try:
         return math.sqrt(codec.check(chunk, size))
     except CodecError:
@@ -73,24 +73,54 @@ def announced_norm(norms: bytes, index: int) -> float:
     return norm if 0.0 <= norm < math.inf else math.inf
 
 
+class Screen(Protocol):
+    """Validator of payloads: a Codec of chunks, or a codec of whole payloads."""
+
+    def check(self, payload: Buffer, n: int) -> float:
+        """Return the squared L2 norm of a payload of n elements (or of at most n bytes).
+
+        Raises CodecError for payloads that no honest encoder writes.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerChecks:
+    """Checks of the owners of chunks by the other peers of a round.
+
+    - `audited`: other peers may compute a result again after the round. So an owner signs only for results that it has
+      computed itself.
+    - `bound`: largest norm of a result by the norms of the contributions, which announcements then contain; None: a
+      result only has to be valid.
+    - `growth`: see Codec.
+    """
+
+    audited: bool = False
+    bound: NormBound | None = None
+    growth: float = 1.0
+
+
+UNCHECKED = OwnerChecks()
+"""Checks of a round that needs valid results only."""
+
+
 class ResultScreen:
     """Check of results by the norms that the contributors have announced.
 
-    bound: largest norm of an aggregate; None: results only have to be valid. announced: returns the announcement that an
-    entry of a proposal names, if it is here.
+    announced: returns the announcement that an entry of a proposal names, if it is here.
     """
 
     def __init__(
-        self, codec: Codec, grid: Grid, bound: NormBound | None, announced: Callable[[Contribution], Ready | None]
+        self, codec: Screen, grid: Grid, checks: OwnerChecks, announced: Callable[[Contribution], Ready | None]
     ) -> None:
-        self._codec, self._grid, self._bound, self._announced = codec, grid, bound, announced
+        self._codec, self._grid, self._checks, self._announced = codec, grid, checks, announced
         self.over_bound = ""
         """Reason why the result that was checked last is above the bound; "" if it is not."""
 
     @property
     def bounded(self) -> bool:
         """True if the contributors announce norms."""
-        return self._bound is not None
+        return self._checks.bound is not None
 
     def summarize(self, source: Sequence[Buffer]) -> ContributionSummary:
         """Return hashes and, if they count, norms of our encoded chunks."""
@@ -103,7 +133,7 @@ class ResultScreen:
         """
         self.over_bound, size = "", self._grid.size(index)
         norm, limit = math.sqrt(self._codec.check(chunk, size)), self._limit(index, contributors)
-        if limit < math.inf and norm > limit * self._codec.growth + SMALLEST * size**0.5:
+        if limit < math.inf and norm > limit * self._checks.growth + SMALLEST * size**0.5:
             self.over_bound = f"its result of chunk {index} has the norm {norm:.3g}; at most {limit:.3g} is possible"
             raise CodecError(self.over_bound, "bound")
 
@@ -113,22 +143,11 @@ class ResultScreen:
         The norm of an announcement that is not here counts as infinite: a contributor can replace its announcement by a
         later one.
         """
-        if self._bound is None or contributors is None:
+        if self._checks.bound is None or contributors is None:
             return math.inf
         found = [self._announced(entry) for entry in contributors]
         norms = [math.inf if ready is None else announced_norm(ready.norms, index) for ready in found]
-        return self._bound(norms, [float(entry.weight) for entry in contributors])
-
-
-class Screen(Protocol):
-    """Validator of payloads: a Codec of chunks, or a codec of whole payloads."""
-
-    def check(self, payload: Buffer, n: int) -> float:
-        """Return the squared L2 norm of a payload of n elements (or of at most n bytes).
-
-        Raises CodecError for payloads that no honest encoder writes.
-        """
-        ...
+        return self._checks.bound(norms, [float(entry.weight) for entry in contributors])
 
 
 class Contributions:

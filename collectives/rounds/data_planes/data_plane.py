@@ -36,6 +36,10 @@ from thinwire.swarm.messages.registry import (
 )
 
 
+def ignore(*arguments: object) -> None:
+    """Do nothing: the default handler of an event."""
+
+
 class DataPlane(ABC):
     """One peer's part in moving the data of one round of one fragment.
 
@@ -58,7 +62,6 @@ class DataPlane(ABC):
         early: tuple[int, int] | tuple[int, int, int],
         send_queue: SendQueue,
         now: Callable[[], float],
-        phase: Callable[[int, str], None],
     ) -> None:
         self.agreement, self.results = agreement, results
         self.me, self.round, self.fragment = agreement.me, agreement.terms.round, agreement.terms.fragment
@@ -69,7 +72,9 @@ class DataPlane(ABC):
         self.progress = TransferProgress(agreement, send_queue, now, compares=self.compares_peers)
         self.ratios: Mapping[PeerId, float] = {}
         """After the round: norms of contributions, in units of the norm to which each is clipped."""
-        self._send_queue, self._now, self._phase = send_queue, now, phase
+        self.send_queue, self.now = send_queue, now
+        self._on_phase: Callable[[int, str], object] = ignore
+        self._on_result: Callable[[], object] = ignore
         self._contributions = contributions
         self._source: Sequence[Buffer] = ()
         self._attempt = 0
@@ -78,6 +83,14 @@ class DataPlane(ABC):
         self._key = b""
         self._sent: set[tuple[PeerId, int]] = set()
         self._early = PendingFrames(*early)
+
+    def subscribe(self, on_phase: Callable[[int, str], object], on_result: Callable[[], object]) -> None:
+        """Report events from now on.
+
+        - `on_phase`: called with the round and the name of each of its phases.
+        - `on_result`: called when a result was computed aside, because there may be messages to send.
+        """
+        self._on_phase, self._on_result = on_phase, on_result
 
     @property
     def failed(self) -> set[PeerId]:
@@ -146,6 +159,7 @@ class DataPlane(ABC):
     def halt(self) -> None:
         """Drop what waits for more data or computation: this round is over here."""
         self._early.clear()
+        self._on_result = ignore
 
     @property
     def _learns(self) -> bool:
@@ -175,7 +189,7 @@ class DataPlane(ABC):
     def _vote(self, digest: Digest) -> None:
         """Vote for our results, unless the agreement has another proposal, which has not begun here."""
         if self.proposal is self.agreement.proposal:
-            self.agreement.complete(digest, self._now())
+            self.agreement.complete(digest, self.now())
 
     def announcement_shown(self) -> None:
         """Handle an announcement that another peer has shown to us: adopted results may count with it."""
@@ -278,10 +292,10 @@ class DataPlane(ABC):
 
     def _begin(self, proposal: Proposal) -> None:
         """Start a ballot: send our contribution and ask for announcements that we missed."""
-        self._phase(self.round, "open")
+        self._on_phase(self.round, "open")
         if self.agreement.commit is None:
             if self._withdrawn(proposal):
-                self.agreement.accuse(self.me, "withdrawn", self._now())
+                self.agreement.accuse(self.me, "withdrawn", self.now())
             self._scatter(proposal)
             self._ask_unannounced(proposal)
         if proposal.adopted is not None:
@@ -306,7 +320,7 @@ class DataPlane(ABC):
         for entry in proposal.contributors:
             ready = self.agreement.ready.get(entry.peer)
             if self.me in proposal.alive and (ready is None or ready.attempt < entry.attempt):
-                self._send_queue.control(entry.peer, Ask(self.round, self.fragment))
+                self.send_queue.control(entry.peer, Ask(self.round, self.fragment))
 
     def _replay(self) -> None:
         """Take again the frames that arrived before the message that explains them."""

@@ -25,8 +25,9 @@ from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
 from thinwire.collectives.rounds.data_planes.contributions import Contributions
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
+from thinwire.collectives.rounds.data_planes.owner_results import ChunkReducer
 from thinwire.collectives.topology.hierarchy_routes import Cluster, Routes
-from thinwire.collectives.topology.shards import Key
+from thinwire.collectives.topology.shards import Grid, Key
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Digest, PeerId, Proposal, Subtotal
 
@@ -42,12 +43,14 @@ class Hierarchy(Butterfly):
     # A peer that itself waits for others gets the time to name them.
     complaint_patiences: ClassVar[Mapping[str, float]] = {UNSUMMED: 2, "result missing": 3}
 
-    def __init__(self, agreement: Agreement, *, groups: dict[int, float], **butterfly: Any) -> None:
-        super().__init__(agreement, **butterfly)
+    def __init__(
+        self, agreement: Agreement, reducer: ChunkReducer, grid: Grid, *, groups: dict[int, float], **butterfly: Any
+    ) -> None:
+        super().__init__(agreement, reducer, grid, **butterfly)
         self._routes: Routes | None = None
         # By the name of the contributions in them, so that they outlive a ballot from which other peers are missing. If two
         # clusters differ much, neither is the outlier: the larger norm is remembered.
-        self._subtotals = Contributions(self.codec, self.grid, groups, median_high)
+        self._subtotals = Contributions(self._reducer, self.grid, groups, median_high)
         self._given: dict[tuple[Digest, int], PeerId] = {}
         """Relay that sent us the subtotal of a cluster, by name and chunk."""
         self._sent_subtotals: set[tuple[PeerId, int, Digest]] = set()
@@ -153,7 +156,7 @@ class Hierarchy(Butterfly):
                 if entry.peer == self.me:
                     self._contributions.screen((self.me, entry.attempt), index, payload)
             for peer in (outliers := self._contributions.outliers(cluster.entries, cluster.name, index)):
-                self.agreement.accuse(peer, "norm", self._now())
+                self.agreement.accuse(peer, "norm", self.now())
             if outliers:
                 return False
             weights = [float(entry.weight) for entry in cluster.entries]
@@ -173,7 +176,7 @@ class Hierarchy(Butterfly):
         if found is not None and (owner, index, cluster.name) not in self._sent_subtotals:
             self._sent_subtotals.add((owner, index, cluster.name))
             message = Subtotal(self.round, self.fragment, cluster.name, index)
-            self._send_queue.bulk(owner, Frame(message, found[0]))
+            self.send_queue.bulk(owner, Frame(message, found[0]))
 
     def _reduce_subtotals(self, proposal: Proposal, routes: Routes, index: int) -> None:
         """Compute the result of a chunk that we own once all subtotals are here."""
@@ -199,10 +202,10 @@ class Hierarchy(Butterfly):
         collector, cluster = routes.collector(number, index), routes.clusters[number]
         if collector == self.me:
             for entry in cluster.entries:
-                self.agreement.accuse(entry.peer, "norm", self._now())
+                self.agreement.accuse(entry.peer, "norm", self.now())
         else:
             self._subtotals.drop((cluster.name, 0), index)  # another relay may have a better one
-            self.agreement.accuse(collector, SUBTOTAL, self._now())
+            self.agreement.accuse(collector, SUBTOTAL, self.now())
 
     def take(self, sender: PeerId, frame: Frame) -> None:
         """Take a frame, including a Subtotal."""
@@ -227,7 +230,7 @@ class Hierarchy(Butterfly):
         if self._subtotals.has((name, 0), index):
             return
         if self._subtotals.screen((name, 0), index, frame.payload):
-            self.agreement.accuse(sender, SUBTOTAL, self._now())
+            self.agreement.accuse(sender, SUBTOTAL, self.now())
             return
         self._subtotals.own(name, 0, index, frame.payload)
         self._given[name, index] = sender

@@ -12,6 +12,7 @@ import numpy as np
 from thinwire.collectives.aggregation.means import Rule
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.deterministic_rounding import encode
+from thinwire.collectives.rounds.data_planes.contributions import Screen
 from thinwire.collectives.rounds.data_planes.result_store import Results
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.buffer_pool import BufferPool
@@ -30,8 +31,12 @@ from thinwire.swarm.messages.registry import (
 )
 
 
-class ChunkReducer(Protocol):
-    """Computes one result from several contributions."""
+class ChunkReducer(Screen, Protocol):
+    """Checks encoded chunks, and computes one result from several contributions."""
+
+    def nbytes(self, n: int) -> int:
+        """Return the bytes of an encoded chunk of n elements."""
+        ...
 
     def result(self, payloads: Sequence[Buffer], weights: Sequence[float], size: int) -> Buffer:
         """Return the encoded aggregate of screened payloads of `size` elements each."""
@@ -43,6 +48,18 @@ class Reducer:
 
     def __init__(self, codec: Codec, rule: Rule, pool: BufferPool) -> None:
         self._codec, self._rule, self._pool = codec, rule, pool
+
+    def with_rule(self, rule: Rule) -> Reducer:
+        """Return a reducer with another rule and the same codec and memory."""
+        return Reducer(self._codec, rule, self._pool)
+
+    def nbytes(self, n: int) -> int:
+        """Return the bytes of an encoded chunk of n elements."""
+        return self._codec.nbytes(n)
+
+    def check(self, payload: Buffer, n: int) -> float:
+        """Return the squared L2 norm of an encoded chunk of n elements. Raises CodecError."""
+        return self._codec.check(payload, n)
 
     def result(self, payloads: Sequence[Buffer], weights: Sequence[float], size: int) -> Buffer:
         """Return the encoded aggregate of screened payloads of `size` elements each."""
@@ -74,7 +91,6 @@ class AuditData:
     announced: Mapping[PeerId, bytes]
     claims: Mapping[int, tuple[PeerId, Digest]]
     reducer: ChunkReducer
-    codec: Codec
     grid: Grid
 
     def inputs(self, index: int) -> list[Digest]:
@@ -90,7 +106,7 @@ class AuditData:
         rows, size = [payloads[found] for found in self.inputs(index)], self.grid.size(index)
         try:
             for row in rows:
-                self.codec.check(row, size)
+                self.reducer.check(row, size)
         except CodecError:
             return False  # an honest owner refuses this contribution
         weights = [float(entry.weight) for entry in self.contributors]
@@ -251,7 +267,6 @@ def audit_data(
     announced: Callable[[Contribution], Ready | None],
     claims: Mapping[int, tuple[PeerId, Digest]],
     reducer: ChunkReducer,
-    codec: Codec,
     grid: Grid,
 ) -> AuditData:
     """Return the AuditData of a committed round.
@@ -263,4 +278,4 @@ def audit_data(
     if len(found) < len(proposal.contributors):
         claims = {}
     place = proposal.round, proposal.fragment, proposal.lineage, commit.digest
-    return AuditData(*place, proposal.contributors, found, claims, reducer, codec, grid)
+    return AuditData(*place, proposal.contributors, found, claims, reducer, grid)

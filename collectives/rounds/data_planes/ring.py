@@ -29,8 +29,7 @@ from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
 from thinwire.collectives.rounds.data_planes.owner_dependent_butterfly import OwnerDependentButterfly
 from thinwire.collectives.rounds.data_planes.owner_results import Reducer
 from thinwire.collectives.rounds.data_planes.ring_schedule import RingPosition, joined
-from thinwire.collectives.transport.buffer_pool import BufferPool
-from thinwire.compression.core.codec import Codec
+from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.norm_clip import CLIP_FROM
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
@@ -54,15 +53,14 @@ class Ring(OwnerDependentButterfly):
     def __init__(
         self,
         agreement: Agreement,
+        reducer: Reducer,
+        grid: Grid,
         *,
-        codec: Codec,
-        pool: BufferPool | None = None,
         guarded: bool = False,
         **butterfly: Any,
     ) -> None:
-        pool = pool or BufferPool()
-        super().__init__(agreement, codec=codec, pool=pool, **butterfly)
-        self._adder, self._guarded = Reducer(codec, mean, pool), guarded
+        super().__init__(agreement, reducer, grid, **butterfly)
+        self._adder, self._guarded = reducer.with_rule(mean), guarded
 
     @property
     def broken(self) -> bool:
@@ -82,7 +80,7 @@ class Ring(OwnerDependentButterfly):
         """Drop the data of another ballot's ring."""
         if self._position is not None:
             self._position = None
-            self._send_queue.drop_ring_frames(self.round, self.fragment)
+            self.send_queue.drop_ring_frames(self.round, self.fragment)
         super()._drop_results(proposal)
 
     def _assign(self, proposal: Proposal) -> None:
@@ -172,16 +170,16 @@ class Ring(OwnerDependentButterfly):
         if any(entry.peer == self.me for entry in entries):
             reason = self._contributions.screen((self.me, self._attempt), index, self._source[index])
             if reason:
-                self.agreement.accuse(self.me, reason, self._now())
+                self.agreement.accuse(self.me, reason, self.now())
                 return False
         left = self._position.left if self._position is not None and place else None
         judged = [*entries, *([] if left is None else [Contribution(left, PASSED, 0)])]
         outliers = self._contributions.outliers(judged, self._key, index)
         for peer in outliers:
             outside = any(entry.peer == peer for entry in entries) and peer != self.me
-            self.agreement.accuse(peer, "norm" if outside else BROKEN, self._now())
+            self.agreement.accuse(peer, "norm" if outside else BROKEN, self.now())
         if not outliers and left is not None and self._too_long(left, index, place):
-            self.agreement.accuse(left, BROKEN, self._now())
+            self.agreement.accuse(left, BROKEN, self.now())
             return False
         return not outliers
 
@@ -223,7 +221,7 @@ class Ring(OwnerDependentButterfly):
         if index in position.made or index in position.passed or self.results.chunks[index] is not None:
             return
         if self._contributions.screen((sender, PASSED), index, frame.payload):
-            self.agreement.accuse(sender, BROKEN, self._now())
+            self.agreement.accuse(sender, BROKEN, self.now())
             return
         position.passed[index] = frame.payload
         self.progress.arrived()
@@ -241,7 +239,7 @@ class Ring(OwnerDependentButterfly):
             return
         position.sent.add(key)
         kind = Partial if result is None else Result
-        self._send_queue.bulk(
+        self.send_queue.bulk(
             position.right, Frame(kind(self.round, self.fragment, proposal.ballot, index, proposal.lineage), payload)
         )
 
@@ -265,7 +263,7 @@ class Ring(OwnerDependentButterfly):
             self._forward(index)
             self.check()
         elif taken is False and sender in (position.left, self.owners[index]):
-            self.agreement.accuse(sender, BROKEN, self._now())
+            self.agreement.accuse(sender, BROKEN, self.now())
 
     def awaited_peers(self, proposal: Proposal) -> Collection[PeerId]:
         """Return all peers of the group but ourselves, as partial means contain any peer's data."""

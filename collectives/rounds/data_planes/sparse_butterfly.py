@@ -36,11 +36,10 @@ from typing import Any, Protocol, cast
 import blake3
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.collectives.aggregation.means import mean
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.rounds.data_planes.owner_dependent_butterfly import OwnerDependentButterfly
+from thinwire.collectives.rounds.data_planes.owner_results import ChunkReducer
 from thinwire.collectives.topology.shards import Grid
-from thinwire.compression.core.codec import Codec
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.swarm.messages.registry import CHUNK_BYTES, MAX_CHUNKS, Digest, PeerId, Proposal
 from thinwire.swarm.rendezvous_hash import rank
@@ -186,21 +185,14 @@ class SparseButterfly(OwnerDependentButterfly):
     def __init__(
         self,
         agreement: Agreement,
-        *,
         codec: SparseButterflyCodec,
         grid: Grid,
+        *,
         owner_residuals: OwnerResiduals,
-        ownership_seed: bytes,
         **butterfly: Any,
     ) -> None:
-        super().__init__(
-            agreement,
-            codec=cast(Codec, codec),  # it only needs nbytes and check of it
-            grid=grid,
-            rule=mean,
-            seed=ownership_seed,
-            **butterfly,
-        )
+        # It calls only `nbytes` and `check` of the codec: `_compute` needs the residuals, too.
+        super().__init__(agreement, cast(ChunkReducer, codec), grid, **butterfly)
         self._codec, self._residuals = codec, owner_residuals
         self._rests: dict[int, dict[Digest, Floats]] = {}
 

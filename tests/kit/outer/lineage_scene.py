@@ -121,8 +121,7 @@ class Scene:
             self.lineages,
             self.quorum_wait,
             emit=lambda name, fields: self.events.append((name, fields)),
-            sign=lambda message: sign(me, message),
-            key_of=lambda peer: None,
+            keyring=SimpleNamespace(sign=lambda message: sign(me, message), key_of=lambda peer: None),
             votes=self.store,
             founded=self.founded,
         )

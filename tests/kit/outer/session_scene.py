@@ -105,7 +105,7 @@ class Scene:
             self.replica.owner_residuals = owner_residuals
         peers = SimpleNamespace(
             banned=(),
-            record_of=lambda peer: None if peer in unknown else SimpleNamespace(public_key=KEYS[peer].public_key),
+            key_of=lambda peer: None if peer in unknown else KEYS[peer].public_key,
             is_live=lambda peer: True,
             others=(ANN, BEN, CAT),
         )

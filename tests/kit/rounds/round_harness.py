@@ -8,18 +8,24 @@ from typing import Any, cast
 import blake3
 import msgspec
 import numpy as np
+from thinwire.collectives.aggregation.norm_bounds import NormBound
 from thinwire.collectives.aggregation.rule_factory import RULES
 from thinwire.collectives.consensus.farewells import signed
 from thinwire.collectives.consensus.justification import justify
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of
+from thinwire.collectives.rounds.data_planes.contributions import UNCHECKED, OwnerChecks
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
-from thinwire.collectives.rounds.data_planes.owner_results import basis_of
-from thinwire.collectives.rounds.round import Round
+from thinwire.collectives.rounds.data_planes.owner_results import Reducer, basis_of
+from thinwire.collectives.rounds.peer_standing import PeerStanding
+from thinwire.collectives.rounds.round import LinkReport, Round
 from thinwire.collectives.topology.shards import grid
+from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression import registry
 from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.keyring import Keyring
 from thinwire.swarm.messages.registry import (
     Ballot,
     Blame,
@@ -39,13 +45,14 @@ from thinwire.swarm.messages.registry import (
 
 PEERS = tuple(bytes([index]) * 32 for index in range(5))
 LEADER, ME = PEERS[:2]
+KEYRING = Keyring(Identity.generate(bytes(32)), bytes(32), lambda peer: None)
 BASE, PLAN = bytes(32), bytes([1]) * 32
 CODEC = registry.parse("fp32")
 GRID = grid(6 * 4096 - 100, CODEC)
 """Six chunks, the last one shorter."""
 
 FIRST, SECOND = Ballot(1, LEADER), Ballot(2, LEADER)
-DENSE = {"codec": CODEC, "grid": GRID, "rule": RULES["mean"], "seed": b"seed"}
+DENSE = {"reducer": Reducer(CODEC, RULES["mean"], BufferPool()), "grid": GRID, "seed": b"seed"}
 """Arguments of the data planes that average dense values."""
 
 Sent = tuple[PeerId, Message, bytes]
@@ -210,6 +217,17 @@ def farewell(peer: PeerId, promised: Ballot = START) -> Farewell:
     return leaving(peer, promised).farewell
 
 
+class Standing(PeerStanding):
+    """Standing by which the peers in `harness.slow` get results with pauses."""
+
+    def __init__(self, harness: RoundHarness) -> None:
+        self._harness = harness
+
+    def paced(self, peer: PeerId, round: int) -> bool:
+        self._harness.asked.append((peer, round))
+        return peer in self._harness.slow
+
+
 class RoundHarness:
     """Round 1 of peer ME. `hear` delivers a frame of another peer; `queue` has the frames that ME sends.
 
@@ -227,7 +245,7 @@ class RoundHarness:
     ) -> None:
         """Create the round. `options`: arguments of the data plane, beside those that all planes have."""
         self.now, self.queue, self.peers = 0.0, FakeSendQueue(), tuple(peers)
-        self.audited = bool(options.get("audited"))
+        self.audited = options.get("checks", UNCHECKED).audited
         self.usual: dict[Any, Any] = {}
         self.slow, self.asked = frozenset[PeerId](), list[tuple[PeerId, int]]()
         """Peers that get results with pauses, and for whom and which round that was asked."""
@@ -240,11 +258,7 @@ class RoundHarness:
             live=self.peers,
         )
         made = plane(agreement, send_queue=self.queue, now=lambda: self.now, usual=self.usual, **options)
-        self.round = Round(agreement, made, send_queue=self.queue, now=lambda: self.now, site=site, paced=self._paced)
-
-    def _paced(self, peer: PeerId, round: int) -> bool:
-        self.asked.append((peer, round))
-        return peer in self.slow
+        self.round = Round(made, KEYRING, links=LinkReport(site), standing=Standing(self))
 
     def on_message(self, sender: PeerId, message: Message, payload: bytes = b"") -> None:
         """Deliver a frame, signed by its sender."""
@@ -275,8 +289,17 @@ class DenseHarness(RoundHarness):
     """Round with dense contributions: `sources` has the chunks of each peer. A subclass defines `result`."""
 
     def __init__(
-        self, plane: Callable[..., DataPlane], *, peers: Sequence[PeerId], sites: Sequence[str] = (), **more: Any
+        self,
+        plane: Callable[..., DataPlane],
+        *,
+        peers: Sequence[PeerId],
+        sites: Sequence[str] = (),
+        audited: bool = False,
+        bound: NormBound | None = None,
+        **more: Any,
     ):
+        if audited or bound is not None:
+            more["checks"] = OwnerChecks(audited, bound)
         sited = dict(zip(peers, sites or [""] * len(peers), strict=True))
         super().__init__(plane, peers=peers, site=sited[ME], **DENSE, **more)
         self.sources = {peer: dense_payloads(seed) for seed, peer in enumerate(peers)}

@@ -236,6 +236,9 @@ class Doubling:
     def __init__(self, honest):
         self.honest = honest
 
+    def check(self, payload, n):
+        return self.honest.check(payload, n)
+
     def result(self, payloads, weights, size):
         return (2 * np.frombuffer(self.honest.result(payloads, weights, size), np.float32)).tobytes()
 

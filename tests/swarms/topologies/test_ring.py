@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from kit import scenes
@@ -249,7 +251,7 @@ def test_ring_uses_only_the_links_of_its_order(swarm):
         for node in s.nodes.values():
             rates = [(peer, 1e6 if (node.id, peer) in links else 1e5) for peer in wanted if peer != node.id]
             spans = tuple(Span(peer[:SPAN_PREFIX], 0, step(rate, LEAST_RATE)) for peer, rate in rates)
-            node.round_factory.spans = lambda spans=spans: spans
+            node.round_factory.links = replace(node.round_factory.links, spans=lambda spans=spans: spans)
         sent = tapped(s)
         s.start()
         await s.finish()
@@ -291,7 +293,7 @@ def test_peer_without_chunks_contributes_from_outside_the_ring(swarm):
         s = swarm(5, rounds=4, codec="fp32", size=5 * 4096, topology="ring")
         out = s.nodes[3].id
         for node in s.nodes.values():
-            node.round_factory.slow_peers = lambda: {out}
+            node.round_factory.standing.slow_peers = lambda: {out}
         sent, sums = tapped(s), powers(s)
         found = committed_ballots(s)
         s.start()

@@ -303,7 +303,7 @@ def test_leader_that_owns_all_chunks_makes_nobody_lose_residuals(sparse_swarm):
         first = leader_order(seed, tuple(sorted(node.id for node in s.nodes.values())), 4, 0)[0]
         liar = next(node for node in s.nodes.values() if node.id == first)
         others = [node for node in s.nodes.values() if node is not liar]
-        liar.round_factory.slow_peers = lambda: [node.id for node in others]
+        liar.round_factory.standing.slow_peers = lambda: [node.id for node in others]
         before = {}
 
         def look(node):

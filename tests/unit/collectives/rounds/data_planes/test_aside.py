@@ -20,7 +20,7 @@ class Harness(DenseHarness):
 
     def __init__(self, plane=Butterfly):
         self.work = LateWork()
-        super().__init__(plane, peers=IDS, aside=self.work, on_result=lambda: self.round.pump())
+        super().__init__(plane, peers=IDS, aside=self.work)
         self.open()
         self.sent(Ready)
         for peer in (LEADER, OTHER):

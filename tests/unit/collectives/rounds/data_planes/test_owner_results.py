@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 from kit.rounds.round_harness import (
-    CODEC,
     DENSE,
     FIRST,
     GRID,
@@ -22,9 +21,8 @@ from kit.rounds.round_harness import (
     signature,
 )
 from thinwire.collectives.consensus.proposal import names
-from thinwire.collectives.rounds.data_planes.owner_results import OwnerRecords, Reducer, audit_data, basis_of
+from thinwire.collectives.rounds.data_planes.owner_results import OwnerRecords, audit_data, basis_of
 from thinwire.collectives.rounds.data_planes.result_store import Results
-from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.swarm.messages.registry import Commit, Contribution, ResultClaim, ResultRecord
 
 ANN, BEN, CAT = IDS = PEERS[:3]
@@ -76,7 +74,7 @@ def settled(one, *, committed=RESULTS):
 
 
 def made(claims, *, proposal=OPENED, announced=READY):
-    tools = Reducer(CODEC, DENSE["rule"], BufferPool()), CODEC, GRID
+    tools = DENSE["reducer"], GRID
 
     def known(entry):
         return announced[entry.peer] if names(entry, announced[entry.peer]) else None

@@ -84,7 +84,6 @@ class Scene:
             {peer: hashes_of(SOURCES[peer]) for peer in KEYS},
             claims,
             Reducer(CODEC, RULES["mean"], BufferPool()),
-            CODEC,
             GRID,
         )
         terms = SimpleNamespace(members=self.members)
