@@ -20,6 +20,8 @@ class ProgressPoll:
         self._asked: frozenset[PeerId] = frozenset()
         self._claims: dict[PeerId, int] = {}
         self._until = -1.0
+        self.reached = 0
+        """Result of the last poll: the round that most had reached or passed."""
 
     def open(self, peer: PeerId, round: int, others: Sequence[PeerId], patience: float) -> list[PeerId]:
         """Start a poll after `peer` claimed `round`; return the peers to ask, none shortly after a poll."""
@@ -53,7 +55,8 @@ class ProgressPoll:
         """End the poll; return the round that most have reached or passed, 0 without answers."""
         rounds = [round for round in self._claims.values() if round < LAST_ROUND]
         self._asked, self._claims = frozenset(), {}
-        return median_low(rounds) if rounds else 0
+        self.reached = median_low(rounds) if rounds else 0
+        return self.reached
 
     def on_link_down(self, peer: PeerId) -> None:
         """Discard the answer of a departed peer."""

@@ -175,7 +175,8 @@ class GossipSession(ReplicaSession):
         for peer in () if self._entered else self._draw_peers(GREETED):
             self._send_queue.control(peer, Behind(self.replica.round))
         self._entered = True
-        self.catch_up.behind.clear()
+        if self._poll.reached <= self.replica.round:  # else the answers came during a step, which changes little
+            self.catch_up.behind.clear()
         # A fetched state replaces ours: earlier announcements of this round no longer count.
         repeats = self.replica.round + 1 == done.round
         self.current = self._next_round(done.attempt + 1 if repeats else self._first_attempt)

@@ -332,6 +332,29 @@ def test_noloco_joiner_takes_state_of_one_peer(swarm):
     virtual_loop.run(main(), seed=3)
 
 
+@pytest.mark.parametrize("peers", [2, 3])
+def test_peer_that_was_suspended_takes_the_state_of_the_others(swarm, peers):
+    """Of two peers, the only partner answers the poll at once, before the step of the round that it has left."""
+
+    async def main():
+        s = swarm(peers, codec="fp32", outer=NOLOCO, rounds=40, size=20_000)
+        s.start()
+        await asyncio.sleep(8.0)
+        asleep = s.nodes[1]
+        s.net.pause(asleep.id)
+        asleep.pace = 16.0
+        await asyncio.sleep(15.0)
+        missed = s.nodes[0].replica.round - asleep.replica.round
+        s.net.resume(asleep.id)
+        asleep.pace = 1.0
+        await asyncio.sleep(6.0)
+        assert missed > 10 and abs(s.nodes[0].replica.round - asleep.replica.round) <= 1
+        assert [name for _, name, _ in asleep.log].count("synced") == 1
+        await s.finish()
+
+    virtual_loop.run(main(), seed=3)
+
+
 def nan(source, hashes):
     changed = np.frombuffer(bytes(source[0]), np.uint8).copy()
     changed[:4].view(np.float32)[:] = np.nan
