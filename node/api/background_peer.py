@@ -21,7 +21,7 @@ from thinwire.node.peer.bootstrap import RunEntry
 from thinwire.node.peer.peer_services import GATHER_SECONDS, PeerServices
 from thinwire.node.peer.report_sinks import ReportSinks
 from thinwire.node.peer.status import Status
-from thinwire.node.runtime.asyncio_extra import Result, uninterrupted
+from thinwire.node.runtime.asyncio_extra import Result, stray_errors, uninterrupted
 from thinwire.node.runtime.console import file_logger
 from thinwire.node.runtime.loop_thread import LoopThread
 from thinwire.node.runtime.open_files import check_open_files
@@ -55,8 +55,9 @@ class BackgroundPeer:
             self._background = LoopThread("thinwire")
             stack.callback(self._background.stop)
             self._report = self._report_sinks.report
+            self._background.on_stray_errors(stray_errors(self._logger, self._alarm))
             if warning := check_open_files():
-                self._report.emit("alarm", {"detail": warning})
+                self._alarm(warning)
             self.peer = entry.peer(self._report.emit)
             self._services = PeerServices(self.peer, self._report, meanwhile=self._until_due, work=self._between_rounds)
             stack.callback(lambda: self._background.last_call(self._leave()))
@@ -76,6 +77,9 @@ class BackgroundPeer:
         self.reports: deque[RoundReport] = deque(maxlen=1024)
         """Reports that were not read yet."""
         self.check, self.ask = self._background.check, self._background.ask
+
+    def _alarm(self, text: str) -> None:
+        self._report.emit("alarm", {"detail": text})
 
     def open(self) -> None:
         """Open the transport and find the run. Raises PortTaken, NoSwarm, Refused, ManifestMismatch."""

@@ -35,7 +35,7 @@ from thinwire.node.pipeline.groups.learner_factory import learner, next_of
 from thinwire.node.pipeline.groups.origin_learner import OriginLearner
 from thinwire.node.pipeline.groups.stage_assignment import share
 from thinwire.node.pipeline.groups.stage_join import seat
-from thinwire.node.runtime.asyncio_extra import cancelled
+from thinwire.node.runtime.asyncio_extra import cancelled, stray_errors
 from thinwire.node.runtime.console import LOGGER, LiveLine, discard_unwritable, log_style, set_up_logging
 from thinwire.node.runtime.device import choose_device
 from thinwire.node.runtime.directories import RunDirectory
@@ -156,8 +156,9 @@ class Daemon:
             show=self._show,
         )
         self._report = report_sinks.report
+        loop.set_exception_handler(stray_errors(LOGGER, self._alarm))
         if self._warning:
-            self._report.emit("alarm", {"detail": self._warning})
+            self._alarm(self._warning)
         lifecycle = self._new_lifecycle()
 
         def signalled(number: int) -> None:
@@ -189,6 +190,7 @@ class Daemon:
             if announcing is not None:
                 await announcing.end()
             await mapping.end()
+            loop.set_exception_handler(None)
             report_sinks.close()
             for number in handled:
                 # From here on the loop handles no signals. The remaining work takes a moment, and the exit code is decided:
@@ -201,6 +203,9 @@ class Daemon:
                 )  # The loading of a model cannot be interrupted, and is useless now.
             for worker in (self._worker, self._second):
                 worker.shutdown(cancel_futures=True)
+
+    def _alarm(self, text: str) -> None:
+        self._report.emit("alarm", {"detail": text})
 
     def _exit_at_once(self, number: int) -> NoReturn:
         if self._live_line is not None:

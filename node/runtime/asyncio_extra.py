@@ -1,16 +1,47 @@
-"""Waiting functions that asyncio lacks."""
+"""Waiting functions that asyncio lacks, and a report of errors that it only prints."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Any, TypeVar
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias, TypeVar
 
 from thinwire.collectives.blocking_work import Work, at_once
 
-__all__ = ["Result", "Work", "at_once", "cancelled", "uninterrupted"]
+__all__ = ["ErrorHandler", "Result", "Work", "at_once", "cancelled", "stray_errors", "uninterrupted"]
 
 Result = TypeVar("Result")
+
+ErrorHandler: TypeAlias = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]
+"""Exception handler of an event loop."""
+
+MOST_STRAY = 64
+"""Different errors that a process reports."""
+
+
+def stray_errors(logger: logging.Logger, alarm: Callable[[str], None]) -> ErrorHandler:
+    """Return a handler of errors that reach no caller, such as those of callbacks.
+
+    Each different error is logged once, with its traceback. `alarm` gets a text about an error of our own: without it the
+    part of the process that has failed would stop unnoticed. Errors of the system, such as those of sockets, are only
+    logged: other machines cause them.
+    """
+    known = set[str]()
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        text = str(context["message"]) if error is None else f"{type(error).__name__}: {error}"
+        if text in known or len(known) >= MOST_STRAY:
+            return
+        known.add(text)
+        logger.error("%s", context["message"], exc_info=error)
+        if isinstance(error, Exception) and not isinstance(error, OSError):
+            alarm(
+                f"internal error: {text}; this peer may not work until it is restarted; the log file has the traceback"
+            )
+
+    return handle
 
 
 async def uninterrupted(work: Awaitable[Result]) -> Result:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
 
-from thinwire.node.runtime.asyncio_extra import uninterrupted
+from thinwire.node.runtime.asyncio_extra import ErrorHandler, uninterrupted
 from thinwire.swarm.identity.errors import HintedError
 
 Result = TypeVar("Result")
@@ -62,6 +62,10 @@ class LoopThread:
             result.cancel()
 
     # --- from the caller's thread
+
+    def on_stray_errors(self, handler: ErrorHandler) -> None:
+        """Pass errors on the loop that reach no caller to `handler`."""
+        self._loop.set_exception_handler(handler)
 
     def check(self) -> None:
         """Raise a background failure, if any: an error with a hint, or SwarmError."""

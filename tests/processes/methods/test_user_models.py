@@ -132,6 +132,20 @@ def test_signal_ends_a_daemon_whose_model_takes_long_to_load(machine):
     assert founder.exit() == 143
 
 
+def test_error_in_a_callback_of_the_daemon_is_an_alarm_with_its_traceback_in_the_log_file(machine):
+    """The model's function finds the loop of the daemon, and plants the error there."""
+    here = machine(rounds=2, steps=2)
+    rewrite(here, 'kind = "module"\nname = "mymodel:make"')
+    plant = "import gc\n    loop = next(one for one in gc.get_objects() if type(one).__name__ == 'Loop')\n    "
+    code = CODE.replace("torch.manual_seed", f"{plant}loop.call_soon_threadsafe(lambda: 1 / 0)\n    torch.manual_seed")
+    (here.path / "mymodel.py").write_text(code)
+    founder = here.found("founder")
+    assert founder.exit() == 0
+    (alarm,) = founder.alarms()
+    assert "internal error: ZeroDivisionError" in alarm["detail"]
+    assert "Traceback" in directories(founder.home).log.read_text() and "Traceback" not in founder.stderr
+
+
 @pytest.mark.trial
 def test_local_swarm_gives_the_model_of_its_manifest_to_all_its_peers(machine):
     here = machine(rounds=2, steps=5)

@@ -21,11 +21,17 @@ async def for_ever(*given):
 
 
 class FakeSinks:
-    """Outputs that keep only the speed that the peer reports."""
+    """Outputs that keep only the speed that the peer reports, and the last event."""
 
     def __init__(self, *given, **options):
-        self.report = SimpleNamespace(speed=0.0, phase="", device="", emit=lambda kind, fields: None)
-        self.publish_repeatedly, self.publish, self.close = for_ever, lambda peer: None, lambda: None
+        self.report = SimpleNamespace(speed=0.0, phase="", device="", emit=self._emit, last=None)
+        self.publish_repeatedly, self.publish, self.close = for_ever, self._publish, lambda: None
+
+    def _emit(self, kind, fields):
+        self.report.last = kind, fields
+
+    def _publish(self, peer):
+        peer.last = self.report.last
 
 
 def services(outcomes, replica, speeds):
@@ -92,6 +98,9 @@ def test_speed_counts_weight_without_round_once(tmp_path, monkeypatch, overlap):
         for weight in (40, 80, 120, 40, 80, 40):  # 40 samples in every 4 seconds
             clock.now += 4.0
             background_peer.exchange(steps=4, weight=weight)
+        background_peer.ask(lambda: asyncio.get_running_loop().call_soon(lambda: 1 / 0))
     finally:
         background_peer.close()
     assert speeds == [10.0] * 6
+    kind, fields = peer.last
+    assert kind == "alarm" and "ZeroDivisionError" in fields["detail"]

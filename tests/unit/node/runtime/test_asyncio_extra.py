@@ -1,9 +1,10 @@
-"""Work in an executor that is awaited to its end."""
+"""Work in an executor that is awaited to its end, and errors that reach no caller."""
 
 import asyncio
+import logging
 
 import pytest
-from thinwire.node.runtime.asyncio_extra import cancelled, uninterrupted
+from thinwire.node.runtime.asyncio_extra import cancelled, stray_errors, uninterrupted
 
 
 def test_cancelled_work_is_awaited_to_its_end():
@@ -94,3 +95,21 @@ def test_waiter_can_be_cancelled():
         await task
 
     asyncio.run(main())
+
+
+def test_error_of_a_callback_is_logged_once_and_an_alarm_unless_it_is_one_of_the_system(caplog):
+    alarms = []
+
+    def fail(error):
+        raise error
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(stray_errors(logging.getLogger("test"), alarms.append))
+        for error in (ValueError("mine"), ConnectionResetError("theirs"), ValueError("mine")):
+            loop.call_soon(fail, error)
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert [type(record.exc_info[1]) for record in caplog.records] == [ValueError, ConnectionResetError]
+    assert len(alarms) == 1 and "internal error: ValueError: mine" in alarms[0]
