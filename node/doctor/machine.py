@@ -17,6 +17,7 @@ from thinwire.node.doctor.check import Check, failed, passed, skipped
 from thinwire.node.runtime.console import bytes_text
 from thinwire.node.runtime.load_settings import Config
 from thinwire.node.runtime.open_files import ADVICE, TooFewFilesError, check_open_files
+from thinwire.node.runtime.process_lock import unwritable
 from thinwire.swarm.identity.errors import HintedError
 
 LEAST_FREE = 1 << 30
@@ -51,7 +52,7 @@ def check_disk(folder: Path, clock: Callable[[], float]) -> Iterable[Check]:
         with tempfile.TemporaryFile(dir=folder) as file:
             seconds = [_sync(file.fileno(), clock) for _ in range(SYNCS)]
     except OSError as error:
-        yield failed("disk", f"cannot write in {folder}: {error.strerror}", _OTHER_HOME)
+        yield failed("disk", f"cannot write in {folder}: {error.strerror}", unwritable(folder, error).hint)
         return
     room = f"{bytes_text(free)} free in {folder}"
     yield passed("disk", room) if free >= LEAST_FREE else failed("disk", room, f"make room, or {_OTHER_HOME}")

@@ -28,6 +28,8 @@ class CheckpointSchedule:
         self._writer: asyncio.Task[None] | None = None
         self._reported = False
         """True if an event has told that the disk is slow, or that training waits for it."""
+        self._alarm = ""
+        """Alarm about the last checkpoint; empty if it could be written."""
 
     @property
     def _due(self) -> bool:
@@ -101,11 +103,20 @@ class CheckpointSchedule:
         return peer.save(private()) if peer.ready and peer.replica.digest != peer.checkpointer.digest else None
 
     def saved(self, outcome: SaveOutcome | None) -> None:
-        """Record the result of `save`."""
+        """Record the result of `save`. An alarm about failures ends with the next checkpoint that is written."""
         if isinstance(outcome, SaveFailed):
-            self._report.emit("alarm", {"detail": f"no checkpoint: {outcome.reason}"})
+            if self._alarm != (alarm := f"no checkpoint: {outcome.reason}"):
+                self._end_alarm(f"it was followed by another one: {alarm}")
+                self._alarm = alarm
+                self._report.emit("alarm", {"detail": alarm})
         elif outcome is not None:
             self._report.checkpoint = str(outcome.path)
+            self._end_alarm("checkpoints are written again")
+
+    def _end_alarm(self, why: str) -> None:
+        alarm, self._alarm = self._alarm, ""
+        if alarm:
+            self._report.end_alarm(alarm, why)
 
 
 async def _first(task: asyncio.Task[None], event: asyncio.Event) -> None:

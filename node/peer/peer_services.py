@@ -147,6 +147,7 @@ class PeerServices:
             known_loss = loss if loss is not None and math.isfinite(loss) else 0.0  # A host may not know a loss yet.
             meanwhile = self._train_meanwhile if peer.manifest.overlap else None
             await self._others_contribute()
+            contents = peer.replica.contents
             outcome = await peer.rounds.sync(weight=capped, loss=known_loss, speed=report.speed, meanwhile=meanwhile)
         finally:
             if report.phase == "exchanging":  # The phase may have become "leaving".
@@ -162,7 +163,7 @@ class PeerServices:
             )
             peer.store_known_peers()
         elif not outcome.taken:
-            report.uncommitted(peer)
+            report.uncommitted(peer, replaced=peer.replica.contents != contents)
         return outcome, seconds
 
     def _count(self, outcome: Outcome) -> None:

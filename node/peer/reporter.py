@@ -94,7 +94,10 @@ class Reporter:
                 self._alarms[text] = None
             self._log(WARNING, text, {"kind": kind, **fields})
         else:
-            level = WARNING if kind in NOTABLE else DEBUG if kind in QUIET else INFO
+            quiet = kind in QUIET or (
+                kind == "audited" and not fields["false"]
+            )  # an audit of many rounds finds no fault
+            level = WARNING if kind in NOTABLE else DEBUG if quiet else INFO
             self._log(level, event_text(kind, fields), {"kind": kind, **fields})
 
     def book(self, peer: Peer, outcome: Outcome, *, loss: float | None, seconds: float, steps: int) -> None:
@@ -196,11 +199,13 @@ class Reporter:
             self._compared, self._compared_at = found or self._compared, peer.environment.now()
         return self._compared
 
-    def uncommitted(self, peer: Peer) -> None:
-        """Record a round without a commit."""
+    def uncommitted(self, peer: Peer, *, replaced: bool = False) -> None:
+        """Record a round without a commit. `replaced`: this peer has left it, and taken the state of others."""
         others = [absent for absent in peer.session.waiting_for() if absent != peer.identity.peer_id]
         waiting = ", ".join(map(short, others))
         detail = peer.session.stalled() or f"waiting for {waiting or 'a quorum'}"
+        if replaced:
+            detail = "the others were ahead, and this peer has taken their state"
         self.emit("uncommitted", {"round": peer.replica.round + 1, "detail": detail})
 
     def snapshot(self, peer: Peer) -> Status:

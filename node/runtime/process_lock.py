@@ -14,9 +14,6 @@ from typing import ClassVar
 
 from thinwire.swarm.identity.errors import HintedError
 
-OWN_HOME = "choose your own directory with --home"
-"""Hint for a directory that we may not use."""
-
 
 class InUseError(HintedError):
     """Another peer uses these directories, or they cannot be written."""
@@ -25,10 +22,16 @@ class InUseError(HintedError):
 
 
 def unwritable(path: Path, error: OSError) -> InUseError:
-    """Return the error for one of our files that cannot be written."""
+    """Return the error for one of our files that cannot be written.
+
+    The hint warns of another directory: with its key there, this machine would be another peer.
+    """
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    hint = "make room on that disk, or choose another directory with --home DIR" if full else OWN_HOME
-    return InUseError(f"cannot write {path}: {error.strerror}", hint)
+    remedy = "make room on that disk" if full else "make the directory writable"
+    return InUseError(
+        f"cannot write {path}: {error.strerror}",
+        f"{remedy}; or choose another directory with --home DIR, with a new key unless you copy all files there",
+    )
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """Checks of the machine, each with a fault that it must find."""
 
+import errno
 import itertools
+import os
 import resource
 
 import pytest
@@ -29,6 +31,13 @@ def test_slow_full_or_closed_disk_fails(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     [check] = machine.check_disk(tmp_path / "file" / "state", clock(0.01))
     assert check.result == "FAIL" and "--home" in check.fix
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    [check] = machine.check_disk(tmp_path, clock(0.01))
+    assert check.result == "FAIL" and check.fix.startswith("make room on that disk"), "another home has another key"
 
 
 @pytest.mark.parametrize(("limit", "result"), [(PLENTY, "OK"), (PLENTY // 2, "FAIL"), (41, "FAIL")])

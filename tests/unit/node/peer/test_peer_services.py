@@ -26,7 +26,7 @@ class Training:
         self.peer = SimpleNamespace(
             environment=SimpleNamespace(now=virtual_loop.current().time),
             manifest=parse(f"[exchange]\nstraggler_timeout = {LONGEST}"),
-            replica=SimpleNamespace(members=members, round=0),
+            replica=SimpleNamespace(members=members, round=0, contents=(0, 0)),
             session=session,
             rounds=self.rounds,
         )
@@ -35,7 +35,7 @@ class Training:
             speed=0.0,
             book=lambda *args, **fields: None,
             emit=lambda *event: self.told.append(event),
-            uncommitted=lambda peer: None,
+            uncommitted=lambda peer, **rest: None,
             group=lambda: "",
         )
         self.services = PeerServices(self.peer, report, meanwhile=None, work=None)

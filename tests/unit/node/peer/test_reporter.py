@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from thinwire.node.peer.reporter import INFO, WARNING, Reporter
+from thinwire.node.peer.reporter import DEBUG, INFO, WARNING, Reporter
 from thinwire.swarm.identity.identity import short
 from thinwire.swarm.lineage import name_of_fork
 from thinwire.swarm.messages.registry import LIFE, ChainEntry, Fork
@@ -60,6 +60,13 @@ def test_summary_names_the_lineage_and_each_alarm_once():
     ]
 
 
+def test_only_an_audit_that_finds_a_false_result_is_printed():
+    report, lines = reporter()
+    for false in (False, True):
+        report.emit("audited", {"peer": IDS[1].hex(), "round": 3, "false": false})
+    assert [level for level, _ in lines] == [DEBUG, INFO]
+
+
 def test_status_shows_the_newest_alarm_that_has_not_ended():
     report = Reporter(lambda kind, fields: None, wall=lambda: 0.0)
     shown = []
@@ -88,4 +95,5 @@ def test_round_without_a_commit_waits_for_other_peers_only():
             session=session, identity=SimpleNamespace(peer_id=IDS[0]), replica=SimpleNamespace(round=3)
         )
         report.uncommitted(waits)
-    assert events == [f"waiting for {short(IDS[1])}", "waiting for a quorum"]
+    report.uncommitted(waits, replaced=True)
+    assert events[:2] == [f"waiting for {short(IDS[1])}", "waiting for a quorum"] and "their state" in events[2]
