@@ -60,7 +60,7 @@ class PeerServices:
         self._gathered = frozenset[PeerId]()
         self._meanwhile, self._trained_seconds = meanwhile, 0.0
         """Seconds of training during the exchange in progress."""
-        self._participation = Participation()
+        self._participation, self._late_alarm = Participation(), ""
 
     async def _train_meanwhile(self) -> None:
         """Train while an exchange is in progress; the time does not count as waiting."""
@@ -167,35 +167,38 @@ class PeerServices:
         return outcome, seconds
 
     def _count(self, outcome: Outcome) -> None:
-        """Count a committed round in which we could contribute; warn if our contributions are always too late.
+        """Count a committed round in which we could contribute; warn while we are always too late.
 
         Not while we are on trial, or follow rounds that the others had before we had the state.
         """
         peer, me = self._peer, self._peer.identity.peer_id
         synchronous = not (peer.manifest.asynchronous or peer.manifest.outer.gossip)
         trial = me not in peer.replica.members and peer.session.roster.on_trial(me)
-        if (
-            synchronous
-            and not trial
-            and not outcome.began_late
-            and outcome.missing.get(me, "late") == "late"
-            and self._participation.add(me in outcome.contributors)
-        ):
-            self._warn()
+        if synchronous and not trial and not outcome.began_late and outcome.missing.get(me, "late") == "late":
+            if self._participation.add(me in outcome.contributors):
+                self._warn()
+            elif self._participation.recovered:
+                self._end_late_alarm("this peer contributes again, and to at least half of its rounds")
 
     def _warn(self) -> None:
         """Emit an alarm with the number of our contributions, and the reason why so few were in time."""
         peer = self._peer
         speeds = [one.speed for one in list(peer.session.announced.values())]
         others = set(peer.replica.members) - {peer.identity.peer_id}
-        text = self._participation.text(
+        self._end_late_alarm("newer counts follow")
+        self._late_alarm = self._participation.text(
             self._report.speed,
             speeds,
             balancing=getattr(peer.manifest.outer, "step_balancing", ""),
             unlinked=sum(peer.session.roster.peers.is_live(one) for one in others - peer.session.live),
             group=self._report.group(),
         )
-        self._report.emit("alarm", {"detail": text})
+        self._report.emit("alarm", {"detail": self._late_alarm})
+
+    def _end_late_alarm(self, why: str) -> None:
+        alarm, self._late_alarm = self._late_alarm, ""
+        if alarm:
+            self._report.end_alarm(alarm, why)
 
     async def trouble(self) -> BaseException:
         """Wait until this peer cannot continue; return why.

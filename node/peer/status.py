@@ -13,6 +13,9 @@ from thinwire.collectives.costs.plan_outcome import Comparison
 
 _LIMIT = 4 << 20
 
+STALE_SECONDS = 30.0
+"""Age of a status, which is written each second, at which a running daemon counts as stuck."""
+
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Another peer, as this one knows it.
@@ -231,6 +234,20 @@ def read_status(path: Path) -> Status | None:
         raise
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def unresponsive(status: Status, wall: float) -> str:
+    """Return a text about a daemon that has written no status for long; empty if it has.
+
+    `wall`: seconds since 1970.
+    """
+    age = wall - status.wall
+    if age < STALE_SECONDS:
+        return ""
+    return (
+        f"process {status.process} has written no status for {age:.0f} s: "
+        "it is suspended, hangs, or cannot write to its disk"
+    )
 
 
 def alive(status: Status) -> bool:

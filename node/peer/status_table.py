@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from thinwire.node.peer.reports.plan_outcome_text import comparison_text
-from thinwire.node.peer.status import PeerStatus, Status
+from thinwire.node.peer.status import PeerStatus, Status, unresponsive
 from thinwire.node.runtime.console import bytes_text, count_text, plain, saved_text
 
 
@@ -14,8 +14,9 @@ def show(status: Status, wall: float) -> None:
     """Print to stdout, at `wall` seconds since 1970; with a wide layout for pipes, so that nothing wraps."""
     console = _console()
     console.print(summary(status, wall), highlight=False)
-    if status.alarm:
-        console.print(Text(f"alarm: {status.alarm}", style="bold red"))
+    alarms = status.alarm, unresponsive(status, wall)
+    for alarm in filter(None, alarms):
+        console.print(Text(f"alarm: {alarm}", style="bold red"))
     if status.peers:
         console.print(table(status.peers))
 

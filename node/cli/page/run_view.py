@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from thinwire.node.peer.status import Status, alive, read_status
+from thinwire.node.peer.status import Status, alive, read_status, unresponsive
 from thinwire.node.runtime.directories import Directories
 from thinwire.node.runtime.event_log import end_of_events, read_events
 
@@ -21,9 +21,6 @@ ROUNDS = 4096
 
 NOTES = 512
 """Other events of the history, the latest ones."""
-
-STALE_SECONDS = 30.0
-"""Age of a status at which a running daemon counts as stuck."""
 
 SHOWN = (
     *("wall", "round", "fragment", "loss", "peers", "contributors", "members", "missing", "lineage", "digest"),
@@ -76,7 +73,7 @@ class RunView:
     def healthy(self) -> bool:
         """Return True if the daemon runs and writes its status."""
         status = self.status()
-        return status is not None and self.running(status) and time.time() - status.wall < STALE_SECONDS
+        return status is not None and self.running(status) and not unresponsive(status, time.time())
 
     def state(self) -> dict[str, Any]:
         """Return what `/api/v1/state` answers: `present`, and the history up to `offset` of the event log."""

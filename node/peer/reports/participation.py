@@ -37,6 +37,11 @@ class Participation:
         """
         return self.rounds >= 2 * ALWAYS and 2 * self.contributed < self.rounds
 
+    @property
+    def recovered(self) -> bool:
+        """True if a warning is out of date: we contributed to the last round, and to half of all."""
+        return not self._missed and 2 * self.contributed >= self.rounds
+
     def text(self, own: float, others: Iterable[float], *, balancing: str, unlinked: int = 0, group: str = "") -> str:
         """Return the warning. `own`, `others`: speeds in tokens/s, 0 for unknown.
 

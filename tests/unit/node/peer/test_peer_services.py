@@ -35,6 +35,7 @@ class Training:
             speed=0.0,
             book=lambda *args, **fields: None,
             emit=lambda *event: self.told.append(event),
+            end_alarm=lambda text, why: self.told.append(("over", {"detail": text})),
             uncommitted=lambda peer, **rest: None,
             group=lambda: "",
         )
@@ -122,6 +123,26 @@ def test_peer_on_trial_or_with_rounds_of_before_its_state_is_not_warned_that_it_
         assert [text.split(":")[0] for text in alarms] == ["contributed to 0 of 6 rounds"] * (
             not on_trial and not began_late
         )
+
+    virtual_loop.run(main(), seed=1)
+
+
+def test_alarm_of_a_late_peer_ends_when_it_has_contributed_to_half_of_its_rounds():
+    async def main():
+        training = Training((OTHER,))
+        training.peer.identity = SimpleNamespace(peer_id=ME)
+        training.peer.store_known_peers = training.rounds.call_when_settled = lambda *args: None
+        told = []
+        for count, contributors in ((ALWAYS, ()), (ALWAYS - 1, (ME,)), (1, (ME,)), (2, (ME,))):
+            entries = tuple(SimpleNamespace(peer=peer) for peer in contributors)
+            commit = SimpleNamespace(proposal=SimpleNamespace(contributors=entries))
+            training.rounds.sync = lambda commit=commit, **fields: asyncio.sleep(0, Outcome(commit=commit))
+            for _ in range(count):
+                await training.exchange()
+            told.append([kind for kind, _ in training.told])
+        assert told == [["alarm"], ["alarm"], ["alarm", "over"], ["alarm", "over"]]
+        (_, raised), (_, ended) = training.told
+        assert raised == ended
 
     virtual_loop.run(main(), seed=1)
 

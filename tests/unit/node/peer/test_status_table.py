@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 from thinwire.node.cli.top.screen import Rates, section
+from thinwire.node.doctor.doctor import check_daemon
 from thinwire.node.peer.status import PeerStatus, Status
-from thinwire.node.peer.status_table import show_peers, summary
+from thinwire.node.peer.status_table import show, show_peers, summary
 
 
 @pytest.mark.parametrize("stalled", ["", "no quorum for 4 s: waiting for 3f9ab210; a lineage continues in 6 s"])
@@ -24,6 +25,17 @@ def test_status_and_screen_show_the_transfer_of_a_state(fetching):
     state = {"status": msgspec.to_builtins(status), "running": True, "rounds": [], "saved_factor": 0.0}
     shown = [line.plain for line in section(state, Rates(), "swarm", 100, 20, utf8=True)]
     assert [line for line in shown if line.startswith("fetches")] == [f"fetches {fetching}"] * bool(fetching)
+
+
+@pytest.mark.parametrize(("age", "stuck"), [(2.0, False), (69.0, True)])
+def test_status_and_doctor_tell_that_a_daemon_does_not_respond(capsys, age, stuck):
+    status = Status(process=71, process_started=0.0, wall=100.0, peer="ab" * 32, alarm="disk full")
+    show(status, 100.0 + age)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("alarm")]
+    assert said[0] == "alarm: disk full" and len(said) == 1 + stuck
+    assert not stuck or "process 71 has written no status for 69 s: it is suspended" in said[1]
+    checks = check_daemon(status, 100.0 + age)
+    assert [check.result for check in checks] == ["FAIL"] * stuck and all("kill -CONT 71" in one.fix for one in checks)
 
 
 @pytest.mark.parametrize("why", ["", "/dev/shm/thinwire-7: must belong to user 7 alone, with mode 0700"])
