@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.proposal import lives_of, names
+from thinwire.collectives.consensus.proposal import announced_lives, names
 from thinwire.swarm.evidence import Equivocation
 from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import (
@@ -126,12 +126,11 @@ class Announcements:
         return [one.peer for one, ready in pairs if ready and ready.attempt == one.attempt and not names(one, ready)]
 
     def other_life(self, proposal: Proposal) -> tuple[PeerId, SignedAnnouncement | None]:
-        """Return a member whose life in a free proposal contradicts its announcement, and that announcement.
+        """Return a peer whose life in a free proposal contradicts its announcement, and that announcement.
 
-        Return an empty id and None if there is no such member.
+        Return an empty id and None if there is no such peer.
         """
-        lives = lives_of(proposal.members, proposal.lives) if proposal.adopted is None else {}
-        for peer, life in lives.items():
+        for peer, life in announced_lives(proposal).items():
             ready = self.newest.get(peer)
             if (
                 peer != self._me
@@ -155,8 +154,7 @@ class Announcements:
             return False
         named = next((entry for entry in proposal.contributors if entry.peer == blame.peer), None)
         other_data = named is not None and announced.attempt == named.attempt and announced.digest != named.announced
-        life = lives_of(proposal.members, proposal.lives).get(blame.peer, announced.life)
-        other_life = proposal.adopted is None and life != announced.life
+        other_life = announced_lives(proposal).get(blame.peer, announced.life) != announced.life
         if not (other_data or other_life) or not self._verify(blame.peer, announced, signature):
             return False
         self._equivocation.note(blame.peer, announced, signature)

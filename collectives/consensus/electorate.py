@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from thinwire.collectives.consensus.farewells import Farewells, departed
 from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, RoundTerms
-from thinwire.collectives.consensus.quorum import enough, possible, tolerated
+from thinwire.collectives.consensus.quorum import enough, fewest, possible, tolerated
 from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import PeerId, Proposal, Ready
 
@@ -107,7 +107,7 @@ class Electorate:
     """Members of a round. `live`: peers with a link, and ourselves.
 
     `nonvoters`: peers without a vote in it. `farewells`: of the members that have left. `trial`: returns True for a peer
-    that needs an endorsement to become a member.
+    that needs an endorsement to become a member. `banned`: returns peers that must not become members of the next round.
     """
 
     def __init__(
@@ -117,8 +117,9 @@ class Electorate:
         live: Collection[PeerId],
         verify: Verify,
         trial: Callable[[PeerId], bool] = lambda peer: False,
+        banned: Callable[[], Collection[PeerId]] = tuple,
     ) -> None:
-        self.me, self.terms, self._trial = me, terms, trial
+        self.me, self.terms, self.banned, self._trial = me, terms, banned, trial
         self.live, self.nonvoters = set(live) | {me}, set[PeerId]()
         self.farewells = Farewells(terms, verify)
         self.views = LeaderViews(self)
@@ -158,6 +159,17 @@ class Electorate:
     def liars(self) -> int:
         """Number of members that may lie."""
         return tolerated(len(self.terms.members), self.terms.fraction)
+
+    def retained(self, alive: Collection[PeerId], gone: Collection[PeerId]) -> tuple[PeerId, ...]:
+        """Return the members without a part in a ballot that stay members: the most senior ones without `gone`.
+
+        They are as many as the next members need to tolerate as many liars as those of this round without `gone`. Otherwise
+        each absence of an honest member would increase the share of the liars.
+        """
+        stay = [peer for peer in self.terms.seniors or self.terms.members if peer not in gone]
+        needed = fewest(tolerated(len(stay), self.terms.fraction)) - len(alive)
+        absent = [peer for peer in stay if peer not in alive and peer in self.terms.lives]
+        return tuple(absent[: max(0, needed)])
 
     def suffice(self, agreeing: Collection[PeerId], proposal: Proposal) -> bool:
         """Return True if these peers can commit a proposal."""

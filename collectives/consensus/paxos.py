@@ -110,13 +110,11 @@ class Agreement:
         self.past: set[PeerId] = set()
         """Peers that report to be in a later round."""
         self.sign, self.verify = sign, verify
-        self._electorate = Electorate(me, terms, live, verify, trial)
+        self._electorate = Electorate(me, terms, live, verify, trial, banned)
         equivocation = Equivocation(report_equivocation)
         self.announcements = Announcements(me, self._electorate, equivocation, sign=sign, verify=verify)
         self.ready = self.announcements.newest
-        self._check = ProposalCheck(
-            me, store.life, self._electorate, self.announcements, equivocation, verify=verify, banned=banned
-        )
+        self._check = ProposalCheck(me, store.life, self._electorate, self.announcements, equivocation, verify=verify)
         self._proposer = Proposer(self._electorate, self.ready, idle, barred)
         abstains = not voter or terms.other_life(me, store.life)
         self._acceptor = Acceptor(terms, store, self._electorate.views, abstains=abstains)

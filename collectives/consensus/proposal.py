@@ -113,6 +113,17 @@ def lives_of(members: Sequence[PeerId], lives: bytes) -> dict[PeerId, bytes]:
     return {peer: life for peer, at in pairs if any(life := lives[at : at + LIFE])}
 
 
+def announced_lives(proposal: Proposal) -> dict[PeerId, bytes]:
+    """Return the known lives of the peers that take part in a free proposal, which they have announced in this round.
+
+    Adopted results name the lives at their decision, and absent members those of the round before.
+    """
+    if proposal.adopted is not None:
+        return {}
+    lives = lives_of(proposal.members, proposal.lives)
+    return {peer: life for peer, life in lives.items() if peer in proposal.alive}
+
+
 def lives_in_order(members: Sequence[PeerId], lives: Mapping[PeerId, bytes]) -> bytes:
     """Return LIFE bytes for each of `members`, zeros for an unknown life; the inverse of `lives_of`."""
     return b"".join(lives.get(peer, bytes(LIFE)) for peer in members)
@@ -160,7 +171,8 @@ def sound(proposal: Proposal, terms: RoundTerms) -> bool:
     Round, lineage and electorate are those of the terms. Lists are sorted without duplicates, `alive` is within the group
     and has an owner, each chunk has one owner, weights are bounded or as settled, a ring has all owners. Contributors are
     members of the next round. In a lineage, their announcements and the lives of all members are named. A proposal of
-    adopted results names their holders, and the members that were decided with them.
+    adopted results names their holders, and the members that were decided with them. In others, members that are absent keep
+    their lives.
     """
     peers = [contribution.peer for contribution in proposal.contributors]
     return (
@@ -174,7 +186,8 @@ def sound(proposal: Proposal, terms: RoundTerms) -> bool:
         )
         and set(proposal.alive) <= set(proposal.group)
         and set(peers) <= set(proposal.members)
-        and (proposal.adopted is None) == (not proposal.sources) == (not proposal.kept)
+        and (proposal.adopted is None) == (not proposal.sources)
+        and _members_valid(proposal, terms)
         and all(0 < contribution.weight <= terms.max_weight for contribution in proposal.contributors)
         and all(len(one.announced) == 32 or not (one.announced or terms.lineage) for one in proposal.contributors)
         and (not proposal.shares or _shares_valid(proposal, terms))
@@ -184,6 +197,15 @@ def sound(proposal: Proposal, terms: RoundTerms) -> bool:
         and (terms.weights is None or all(terms.weights.get(c.peer) == c.weight for c in proposal.contributors))
         and (not proposal.order or _ring_valid(proposal, terms))
     )
+
+
+def _members_valid(proposal: Proposal, terms: RoundTerms) -> bool:
+    """Return True if results that were adopted have their members, and others those of `alive` and absent members."""
+    if proposal.adopted is not None or not proposal.kept:
+        return bool(proposal.kept) == (proposal.adopted is not None)
+    lives, absent = lives_of(proposal.kept, proposal.lives), set(proposal.kept).difference(proposal.alive)
+    stay = all(peer in terms.lives and lives.get(peer) == terms.lives[peer] for peer in absent)
+    return set(proposal.alive) < set(proposal.kept) and stay
 
 
 def _shares_valid(proposal: Proposal, terms: RoundTerms) -> bool:
@@ -370,6 +392,15 @@ def adopt(
         farewells=farewells,
         electorate=terms.electorate,
     )
+
+
+def with_absent(proposal: Proposal, absent: Collection[PeerId], terms: RoundTerms) -> Proposal:
+    """Return a freely chosen proposal in which these members of the round stay members."""
+    if not absent:
+        return proposal
+    lives = {**terms.lives, **lives_of(proposal.alive, proposal.lives)}
+    kept = tuple(sorted({*proposal.alive, *absent}))
+    return msgspec.structs.replace(proposal, kept=kept, lives=lives_in_order(kept, lives))
 
 
 def by_seniority(members: Collection[PeerId], before: Sequence[PeerId]) -> tuple[PeerId, ...]:

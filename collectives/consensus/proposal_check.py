@@ -6,15 +6,17 @@ contributors that an honest leader could have proposed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 
 from thinwire.collectives.consensus.acceptor import BALLOTS
 from thinwire.collectives.consensus.announcements import Announcements
 from thinwire.collectives.consensus.electorate import Electorate
+from thinwire.collectives.consensus.farewells import departed
 from thinwire.collectives.consensus.justification import justified
 from thinwire.collectives.consensus.proposal import (
     DISTRUSTED,
     ON_TRIAL,
+    announced_lives,
     lives_of,
     statement,
     vote_for,
@@ -34,7 +36,7 @@ from thinwire.swarm.messages.registry import (
 class ProposalCheck:
     """Checks of one round, and the signed statements of leaders and voters that a peer has seen.
 
-    life: our life before we announce one. banned: returns peers that must not become members.
+    life: our life before we announce one.
     """
 
     def __init__(
@@ -46,20 +48,19 @@ class ProposalCheck:
         equivocation: Equivocation,
         *,
         verify: Verify,
-        banned: Callable[[], Collection[PeerId]],
     ) -> None:
         self.refused: set[PeerId] = set()
         """Leaders that made a proposal no honest leader makes: they lead no further ballot of this round."""
         self.deferred: tuple[PeerId, Propose] | None = None
-        """Proposal with a newcomer that lacks endorsements here, and its sender."""
+        """Proposal with members of which announcements are missing here, and its sender."""
         self._me, self._life, self._electorate = me, life, electorate
         self._ready, self._equivocation = announcements.newest, equivocation
-        self._verify, self._banned = verify, banned
+        self._verify = verify
 
     def admits(self, sender: PeerId, message: Propose, present: Proposal | None) -> bool:
         """Return True if a proposal is newer than the present one and valid, its justification aside.
 
-        A proposal with a newcomer that lacks endorsements here is deferred, because they may arrive soon.
+        A proposal with members of which announcements are missing here is deferred, because they may arrive soon.
         """
         proposal = message.proposal
         sealed = self.note(proposal)
@@ -70,9 +71,12 @@ class ProposalCheck:
             return False
         if first and not free:
             return False  # No results exist before the first ballot.
-        if free and not set(proposal.alive).isdisjoint(self._banned()):
+        # A lying member can report a vote for results with any members. Votes that an honest one reports were checked by it.
+        liars = self._electorate.liars
+        unchecked = free or (liars > 0 and not self._electorate.confirmed(proposal.sources))
+        if unchecked and not self._members_allowed(proposal):
             return False
-        if free and ON_TRIAL in self._electorate.uncounted(proposal.alive, self._ready).values():
+        if unchecked and self._members_unknown(proposal):
             self.deferred = sender, message
             return False
         self.deferred = None
@@ -82,6 +86,36 @@ class ProposalCheck:
         mine = self._ready.get(self._me)
         agree = _lives_agree(proposal, self._me, mine.life if mine is not None else self._life, self._ready)
         return agree and self._electorate.farewells.valid(proposal)
+
+    def _members_allowed(self, proposal: Proposal) -> bool:
+        """Return True if no member is banned, and the members tolerate as many liars as those of this round.
+
+        Members that have left or are banned do not count. A free proposal has no more absent members than it needs.
+        """
+        electorate, left = self._electorate, {*departed(proposal)}
+        banned = {*electorate.banned()}
+        spare = len(proposal.members) - len(proposal.alive) if proposal.adopted is None else 0
+        return (
+            banned.isdisjoint(proposal.members)
+            and not electorate.retained(proposal.members, left | banned)
+            and spare <= len(electorate.retained(proposal.alive, left))
+        )
+
+    def _members_unknown(self, proposal: Proposal) -> bool:
+        """Return True if a newcomer lacks endorsements here, or announcements do not show the lives of members.
+
+        Lives are checked if members may lie: a leader could otherwise take the vote of a peer that is absent.
+        """
+        terms = self._electorate.terms
+        if ON_TRIAL in self._electorate.uncounted(proposal.members, self._ready).values():
+            return True
+        if not self._electorate.liars:
+            return False
+        for peer, life in lives_of(proposal.members, proposal.lives).items():
+            announced = self._ready[peer].life if peer in self._ready else None
+            if life not in (announced, terms.lives.get(peer)) and (peer in terms.lives or proposal.adopted is not None):
+                return True
+        return False
 
     def justified(self, message: Propose) -> bool:
         """Return True if the value of a proposal follows from its promises; otherwise refuse the leader."""
@@ -132,12 +166,10 @@ def _lives_agree(proposal: Proposal, me: PeerId, life: bytes, ready: Mapping[Pee
     """Return False if a proposal gives us another life than ours, or contradicts our announcements.
 
     A leader could otherwise take the votes of the next round from all other peers. If the proposal adopts results, the lives
-    were decided with them, and other peers may have lost their folders since.
+    were decided with them, and other peers may have lost their folders since. Absent members keep the life that they had.
     """
-    found = lives_of(proposal.members, proposal.lives)
-    if life and me in proposal.members and found.get(me) != life:
-        return False
-    known = (
-        {} if proposal.adopted is not None else {peer: ready[peer].life for peer in proposal.members if peer in ready}
-    )
-    return all(found.get(peer) == announced for peer, announced in known.items() if any(announced))
+    if proposal.adopted is not None:
+        return not life or me not in proposal.members or lives_of(proposal.members, proposal.lives).get(me) == life
+    found = announced_lives(proposal)
+    known = {peer: ready[peer].life for peer in proposal.alive if peer in ready} | {me: life}
+    return all(found.get(peer) == known[peer] for peer in proposal.alive if any(known.get(peer, b"")))

@@ -8,6 +8,7 @@ from thinwire.collectives.consensus.acceptor import BALLOTS, LEAP, BallotCount, 
 from thinwire.collectives.consensus.blame import BlameBook
 from thinwire.collectives.consensus.certificates import compact
 from thinwire.collectives.consensus.electorate import Electorate
+from thinwire.collectives.consensus.farewells import departed
 from thinwire.collectives.consensus.justification import Signed, contested, decidable, justify, presentable
 from thinwire.collectives.consensus.proposal import (
     DISTRUSTED,
@@ -19,6 +20,7 @@ from thinwire.collectives.consensus.proposal import (
     name_of,
     propose,
     sound,
+    with_absent,
 )
 from thinwire.swarm.messages.registry import (
     Ballot,
@@ -343,6 +345,7 @@ class Proposer:
             )
             if proposal is not None:
                 self._free |= ballot.term > 1
-                return proposal
+                gone = {*departed(proposal), *self._electorate.banned()}
+                return with_absent(proposal, self._electorate.retained(proposal.alive, gone), self._terms)
         self.blame_book.forgive_all()  # Too few contributors are left, in that group and among all peers.
         return None

@@ -44,6 +44,11 @@ def tolerated(count: int, fraction: float) -> int:
     return max(0, count - 1) // 3 if fraction >= TWO_THIRDS else 0
 
 
+def fewest(liars: int) -> int:
+    """Return the fewest members of which so many may lie; the inverse of `tolerated`. Without liars 0."""
+    return 3 * liars + 1 if liars else 0
+
+
 def enough(
     agreeing: Collection[PeerId], seniors: Sequence[PeerId], left: Collection[PeerId] = (), *, fraction: float = 0.5
 ) -> bool:

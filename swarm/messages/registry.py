@@ -226,7 +226,7 @@ __all__ = [
     "Welcome",
 ]
 
-VERSION = 16
+VERSION = 17
 """Version of the wire protocol. Peers of another version are refused; the error names both numbers."""
 
 _NUMBERED: list[type[Message] | None] = [
