@@ -102,9 +102,9 @@ class ProposalCheck:
         )
 
     def _members_unknown(self, proposal: Proposal) -> bool:
-        """Return True if a newcomer lacks endorsements here, or announcements do not show the lives of members.
+        """Return True if a newcomer lacks endorsements here, or the life of a member has not been announced here.
 
-        Lives are checked if members may lie: a leader could otherwise take the vote of a peer that is absent.
+        Lives are checked if members may lie. A leader could otherwise take the vote of an absent member, or make up members.
         """
         terms = self._electorate.terms
         if ON_TRIAL in self._electorate.uncounted(proposal.members, self._ready).values():
@@ -113,7 +113,7 @@ class ProposalCheck:
             return False
         for peer, life in lives_of(proposal.members, proposal.lives).items():
             announced = self._ready[peer].life if peer in self._ready else None
-            if life not in (announced, terms.lives.get(peer)) and (peer in terms.lives or proposal.adopted is not None):
+            if life not in (announced, terms.lives.get(peer)):
                 return True
         return False
 

@@ -13,7 +13,7 @@ from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms, lives_in_order, lives_of
 from thinwire.collectives.consensus.quorum import TWO_THIRDS, enough, tolerated
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
-from thinwire.swarm.messages.registry import LIFE, Ballot, Contribution, Promise, Proposal, Propose, Ready
+from thinwire.swarm.messages.registry import LIFE, Ballot, Contribution, Prepare, Promise, Proposal, Propose, Ready
 
 IDS = tuple(bytes([number]) * 32 for number in range(8))
 LEADER, ME, LIAR, GONE, NEW, *_ = IDS
@@ -273,3 +273,30 @@ def test_members_of_adopted_results_are_not_checked_with_plain_majorities():
     """There no member lies, and the last voter may be all that is left of a decision."""
     terms = dataclasses.replace(TERMS, fraction=0.5, seniors=(GONE, LIAR, LEADER, ME))
     assert follows(agreement(LEADER, THREE, terms=terms), reported(THREE, terms=terms))
+
+
+# --- newcomers
+
+
+def test_acceptor_follows_a_proposal_with_a_newcomer_once_it_has_announced_itself_here():
+    """A leader could otherwise make up members, whose votes would be missing in all later rounds."""
+    proposal = proposed((*FOUR, NEW))
+    assert proposal.members == (*FOUR, NEW)
+    one = agreement(ME, FOUR)
+    assert not follows(one, Propose(proposal))
+    one.on_message(NEW, announced(NEW), bytes(64), 0.2)
+    assert one.proposal == proposal
+
+
+@pytest.mark.parametrize(("fraction", "excluded"), [(0.5, False), (TWO_THIRDS, True)])
+def test_later_ballots_have_no_newcomers_if_members_may_lie(fraction, excluded):
+    """Other members may not know them, so each of these ballots could be in vain."""
+    one = agreement(ME, (*FOUR, NEW), terms=dataclasses.replace(TERMS, fraction=fraction))
+    one.on_link_down(LEADER, 0.1)
+    for now in (1.0, 2.0, 3.0):
+        one.tick(now)
+        for ballot in [message.ballot for to, message in one.take() if isinstance(message, Prepare)]:
+            for peer in (LIAR, GONE, NEW):
+                one.on_message(peer, Promise(5, 0, ballot, None, None, TERMS.lineage), bytes(64), now)
+    assert one.proposal is not None and one.proposal.ballot.term > 1
+    assert {entry.peer: entry.reason for entry in one.proposal.excluded}.get(NEW) == ("newcomer" if excluded else None)
