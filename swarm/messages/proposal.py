@@ -85,8 +85,8 @@ class Proposal(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
     chunks for the round. `alive` (sorted, a subset) are the peers that still take part; the chunks of the others go to
     their backups. If an earlier ballot has been voted for, its contributors must be used: then `adopted` is the digest
     of their results and `sources` are peers known to hold all of these results. `idle` (sorted, some of `alive` but not
-    all) own no chunks, because blame by them or against them cannot be resolved. `kept` (sorted) are the members that
-    were decided together with the adopted results, see `members`. `shares`: for each peer of `group`, the number of
+    all) own no chunks, because blame by them or against them cannot be resolved. `kept` (sorted) are the members of the
+    next round if these are others than `alive`, see `members`. `shares`: for each peer of `group`, the number of
     chunks of which it is the primary owner; empty means equal numbers. In an all-gather, `shares` is instead the
     relative speed of each uplink, see collectives/topology/relay_plan.py; empty means that nothing is relayed. `sites`,
     in a hierarchy: for each peer of `group` the number of its site, numbered from 0 by first occurrence; otherwise
@@ -123,9 +123,9 @@ class Proposal(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
     def members(self) -> tuple[PeerId, ...]:
         """Peers with a vote in the next round; decided in this round together with the contributors.
 
-        The first proposal of some results takes the peers that take part at that time. Later ballots with the same
-        results have these members, independently of the peers that take part then. Otherwise two peers could commit one
-        round with different members.
+        The first proposal of some results takes the peers that take part at that time, and absent members as in
+        `Electorate.retained`. Later ballots with the same results have these members, independently of the peers that take
+        part then. Otherwise two peers could commit one round with different members.
         """
         return self.kept or self.alive
 
