@@ -161,7 +161,7 @@ class Electorate:
         return tolerated(len(self.terms.members), self.terms.fraction)
 
     def retained(self, alive: Collection[PeerId], gone: Collection[PeerId]) -> tuple[PeerId, ...]:
-        """Return the members without a part in a ballot that stay members: the most senior ones without `gone`.
+        """Return the members that stay members without a part in a ballot, the most senior ones first.
 
         They are as many as the next members need to tolerate as many liars as those of this round without `gone`. Otherwise
         each absence of an honest member would increase the share of the liars.

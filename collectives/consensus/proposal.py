@@ -46,7 +46,7 @@ FAULTS = (
 """Reasons of a Blame against a contributor."""
 
 LEFT, ON_TRIAL, NEWCOMER, DISTRUSTED = "left", "on trial", "newcomer", "its contributions do not lower the loss"
-"""Reasons of an Exclusion: the peer has left with a farewell, lacks endorsements, is new, or is distrusted."""
+"""Reasons of an Exclusion: the peer has left, lacks endorsements, is new, or is distrusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def lives_of(members: Sequence[PeerId], lives: bytes) -> dict[PeerId, bytes]:
 
 
 def announced_lives(proposal: Proposal) -> dict[PeerId, bytes]:
-    """Return the known lives of the peers that take part in a free proposal, which they have announced in this round.
+    """Return the lives that peers have announced for a free proposal.
 
     Adopted results name the lives at their decision, and absent members those of the round before.
     """
@@ -200,7 +200,7 @@ def sound(proposal: Proposal, terms: RoundTerms) -> bool:
 
 
 def _members_valid(proposal: Proposal, terms: RoundTerms) -> bool:
-    """Return True if results that were adopted have their members, and others those of `alive` and absent members."""
+    """Return True if adopted results name members, and a free proposal those of `alive` and absent ones."""
     if proposal.adopted is not None or not proposal.kept:
         return bool(proposal.kept) == (proposal.adopted is not None)
     lives, absent = lives_of(proposal.kept, proposal.lives), set(proposal.kept).difference(proposal.alive)

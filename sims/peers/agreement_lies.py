@@ -12,7 +12,7 @@ import blake3
 import numpy as np
 from msgspec.structs import replace
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import RoundTerms, name_of, statement, vote_for
+from thinwire.collectives.consensus.proposal import RoundTerms, lives_in_order, lives_of, name_of, statement, vote_for
 from thinwire.collectives.consensus.quorum import enough
 from thinwire.collectives.rounds.data_planes.owner_results import basis_of
 from thinwire.collectives.rounds.data_planes.result_store import digest_of
@@ -218,11 +218,14 @@ class _FalseVote:
 
     It uses no promises with another vote, and no more than a quorum: the other members may have voted as it did, too.
     The results are huge, or, if `bounded`, a negative share of its own contribution. If it `claims` them, it signs for having
-    computed them, and replaces its announcement, which an audit needs.
+    computed them, and replaces its announcement, which an audit needs. If it `omits` a member, the results have another
+    contributor and member less: one that is honest.
     """
 
-    def __init__(self, session: RoundSession, *, bounded: bool = False, claims: bool = False) -> None:
-        self._bounded, self._claims = bounded, claims
+    def __init__(
+        self, session: RoundSession, *, bounded: bool = False, claims: bool = False, omits: bool = False
+    ) -> None:
+        self._bounded, self._claims, self._omits = bounded, claims, omits
         self._session, self._on_frame, self._control = session, session.on_frame, session.presence.send_queue.control
         self._chunks: list[Buffer] = []
         self._promises: set[PeerId] = set()
@@ -253,9 +256,8 @@ class _FalseVote:
         self._chunks = [self._false_result(index, current) for index in range(len(session.grid))]
         if self._claims and (ready := agreement.ready.get(session.me)) is not None:
             self._send_to_all(replace(ready, attempt=ready.attempt + 1))
-        agreement.acceptor.vote(
-            agreement.proposal, digest_of([blake3.blake3(chunk).digest() for chunk in self._chunks])
-        )
+        proposal = _without_one(agreement.proposal, session.me) if self._omits else agreement.proposal
+        agreement.acceptor.vote(proposal, digest_of([blake3.blake3(chunk).digest() for chunk in self._chunks]))
         self._promises = {session.me}
         agreement._prepare(session._now())
         current.pump()
@@ -298,6 +300,23 @@ class _FalseVote:
             self._control(peer, message)
 
 
+def _without_one(proposal: Proposal, me: PeerId) -> Proposal:
+    """Return the proposal without its first member that is not the sender."""
+    out = next(peer for peer in proposal.members if peer != me)
+    lives = {peer: life for peer, life in lives_of(proposal.members, proposal.lives).items() if peer != out}
+    group = tuple(lives)
+    return replace(
+        proposal,
+        group=group,
+        alive=group,
+        kept=(),
+        shares=(),
+        idle=(),
+        contributors=tuple(entry for entry in proposal.contributors if entry.peer in lives),
+        lives=lives_in_order(group, lives),
+    )
+
+
 def _hide_records(process: Process) -> None:
     """Send no votes, and records to the half of the peers with the lower ids only."""
     send_queue, me = process.peer.presence.send_queue, process.peer.identity.peer_id
@@ -338,6 +357,11 @@ def _claim_falsely(session: RoundSession | GossipSession) -> None:
         _FalseVote(session, bounded=True, claims=True)
 
 
+def _omit_a_member(session: RoundSession | GossipSession) -> None:
+    if isinstance(session, RoundSession):
+        _FalseVote(session, bounded=True, claims=True, omits=True)
+
+
 AGREEMENT_LIES: dict[str, Callable[[Process], None]] = {
     "double-vote": each(_vote_twice),
     "other-vote": lambda process: change_outgoing(process, _other_vote),
@@ -352,6 +376,7 @@ AGREEMENT_LIES: dict[str, Callable[[Process], None]] = {
     "false-vote": each(_vote_falsely),
     "bounded-vote": each(_vote_within_bounds),
     "false-claim": each(_claim_falsely),
+    "false-members": each(_omit_a_member),
 }
 """Kind of lie -> function that makes the peer of a process tell it.
 

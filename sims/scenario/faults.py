@@ -76,6 +76,7 @@ VOTE_LIES: Mapping[str, str] = {
     "false-vote": "answers each proposal with its own ballot, and reports for it a vote for huge results",
     "bounded-vote": "as false-vote, for results with usual norms: a negative share of its own contribution",
     "false-claim": "as bounded-vote, and it signs that it has computed these results, and replaces its announcement",
+    "false-members": "as false-claim, for results without one of the honest contributors and members",
     "outrun": "sends some members a ballot just above that of a leader, at once; finishes no ballot, and does not vote",
     "strike": "as outrun, to one member, and while the leader waits for promises or votes; also with the highest terms",
     "false-views": "demands leader views, and reports promises that it has not made, all the time; does not vote",

@@ -77,6 +77,14 @@ def test_leader_that_reports_a_vote_for_bounded_false_results_does_not_change_th
     assert max(found) >= 8 and found == {number: clean[number] for number in found}
 
 
+def test_leader_that_reports_a_vote_of_its_own_takes_no_member_out():
+    """Of three members, one that lies could stop all rounds. No honest peer adopts other members because of one vote."""
+    run = lied("false-members", seconds=40.0)
+    rounds = [event for event in run.journal.of("round") if event.peer in HONEST]
+    assert not run.violations and max(event.fields["round"] for event in rounds) >= 8
+    assert all(len(event.fields["members"]) == 4 for event in rounds)
+
+
 @pytest.mark.trial
 def test_leader_that_claims_made_up_results_is_banned():
     """An audit names it, although it has replaced the announcement that the decided proposal names."""
