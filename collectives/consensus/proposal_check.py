@@ -102,7 +102,7 @@ class ProposalCheck:
         )
 
     def _members_unknown(self, proposal: Proposal) -> bool:
-        """Return True if a newcomer lacks endorsements here, or the life of a member has not been announced here.
+        """Return True if endorsements of newcomers, or announcements with lives, are missing here.
 
         Lives are checked if members may lie. A leader could otherwise take the vote of an absent member, or make up members.
         """
