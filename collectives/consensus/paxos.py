@@ -379,6 +379,13 @@ class Agreement:
         """
         return self.commit is not None or self._electorate.confirmed(proposal.sources)
 
+    @property
+    def doubted(self) -> bool:
+        """True if the decided results were adopted, and only members that may lie had reported votes for them."""
+        if self.commit is None or self.commit.proposal.adopted is None:
+            return False
+        return not self._electorate.confirmed(self.commit.proposal.sources)
+
     def refuse_leader(self, proposal: Proposal) -> None:
         """Follow no further ballot of a leader that has voted for impossible or unclaimed results."""
         if proposal.ballot.leader in proposal.sources:

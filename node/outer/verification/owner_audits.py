@@ -3,8 +3,9 @@
 An owner that sends different results to different peers contradicts its own record. One that sends the same false result
 to all does not, and the result commits. So after each commit a member audits one chunk, with the probability
 `Manifest.audit_chance`: it fetches the contributions, which their announced hashes prove, and computes the result. The
-decided proposal names the announcement of each contributor (`Contribution.announced`), so all peers judge an owner by the
-same contributions, and it cannot claim that it received others.
+probability is higher if results were adopted, and only members that may lie had reported votes for them. The decided
+proposal names the announcement of each contributor (`Contribution.announced`), so all peers judge an owner by the same
+contributions, and it cannot claim that it received others.
 
 Commit, then choose. The chunk follows from the auditor's signature of the digest of all results. The digest alone would
 not do: the owner that sends its results last knows all others, and could try false results until the digest chooses none
@@ -61,6 +62,9 @@ MOST_CASES = 3
 
 REFUTED = 3
 """Refuted accusations of a peer, after which this peer examines no more of them."""
+
+DOUBTED = 3.0
+"""Least number of audits to be expected after a round whose results may be those of liars only."""
 
 MOST_ACCUSED = 64
 """Maximum number of owners that a peer can accuse at a time; the oldest accusation is dropped."""
@@ -149,7 +153,7 @@ class Audits:
             del self._data[old]
         self._recount()
         members, present = done.agreement.terms.members, {entry.peer for entry in data.contributors}
-        index = self._choice(data, len(members))
+        index = self._choice(data, len(members), doubted=done.agreement.doubted)
         if index is not None and self._me in members and self._me in present:
             self._fetch(data, index)
 
@@ -163,13 +167,13 @@ class Audits:
         for owner in sorted(owner for owner, count in named.items() if count > 1):
             self._count(owner)
 
-    def _choice(self, data: AuditData, peers: int) -> int | None:
-        """Return the chunk that this peer audits in a round; None: none of them."""
+    def _choice(self, data: AuditData, peers: int, *, doubted: bool) -> int | None:
+        """Return the chunk that this peer audits in a round; None: none of them. doubted: see `Agreement.doubted`."""
         seed = blake3.blake3(
             self._identity.sign("audit", self._run_id, data.lineage, data.round.to_bytes(8, "big"), data.digest)
         ).digest()
         chunks = sorted(index for index, (owner, _) in data.claims.items() if owner != self._me)
-        chance = self._manifest.audit_chance(len(data.grid), peers)
+        chance = max(self._manifest.audit_chance(len(data.grid), peers), DOUBTED / peers if doubted else 0.0)
         if suspected := [index for index in chunks if data.claims[index][0] in self._suspects]:
             chunks, chance = suspected, 1.0
         if not chunks or int.from_bytes(seed[:8], "big") >= chance * 2**64:
