@@ -168,7 +168,10 @@ class Audits:
             self._count(owner)
 
     def _choice(self, data: AuditData, peers: int, *, doubted: bool) -> int | None:
-        """Return the chunk that this peer audits in a round; None: none of them. doubted: see `Agreement.doubted`."""
+        """Return the chunk that this peer audits in a round; None: none of them.
+
+        doubted: see `Agreement.doubted`.
+        """
         seed = blake3.blake3(
             self._identity.sign("audit", self._run_id, data.lineage, data.round.to_bytes(8, "big"), data.digest)
         ).digest()

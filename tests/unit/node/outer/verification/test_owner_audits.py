@@ -67,8 +67,8 @@ class Scene:
         self.expelled.append(verdict)
         self.roster.ban_items = (*self.roster.ban_items, gossip_items.verdict_item(verdict, lineage, round))
 
-    def round(self, number, digest=None):
-        """End a round."""
+    def round(self, number, digest=None, *, doubted=False):
+        """End a round. doubted: only members that may lie had reported votes for its results."""
         contributors = tuple(Contribution(peer, 1, 10) for peer in KEYS)
         claims = {}
         for index in range(len(GRID)):
@@ -86,12 +86,8 @@ class Scene:
             Reducer(CODEC, RULES["mean"], BufferPool()),
             GRID,
         )
-        terms = SimpleNamespace(members=self.members)
-        self.audits.begin(
-            SimpleNamespace(
-                round=number, data_plane=Exchange(audit_data), agreement=SimpleNamespace(terms=terms, ready={})
-            )
-        )
+        agreement = SimpleNamespace(terms=SimpleNamespace(members=self.members), ready={}, doubted=doubted)
+        self.audits.begin(SimpleNamespace(round=number, data_plane=Exchange(audit_data), agreement=agreement))
 
     def fetched(self):
         """Return the requests since the last call: (peer, message)."""
@@ -120,6 +116,17 @@ def test_auditor_asks_each_contributor_for_one_chunk_and_accuses_the_owner_of_a_
     assert {peer for peer, _, _ in told} == set(KEYS) - {ME}
     assert {message for _, message, _ in told} == {Verdict(1, 0, index, ANN, LINEAGE)}
     assert scene.expelled == []  # one verdict of five
+
+
+def test_doubted_results_are_audited_more_often():
+    """Of five members three audit on average, whatever the probability of usual audits is."""
+    audited = {False: 0, True: 0}
+    for doubted in audited:
+        for number in range(1, 101):
+            scene = Scene(audit="0.01")
+            scene.round(number, doubted=doubted)
+            audited[doubted] += bool(scene.fetched())
+    assert audited[False] <= 10 and 45 <= audited[True] <= 75
 
 
 def test_right_result_is_not_accused():
