@@ -163,13 +163,12 @@ class Electorate:
     def retained(self, alive: Collection[PeerId], gone: Collection[PeerId]) -> tuple[PeerId, ...]:
         """Return the members that stay members without a part in a ballot, the most senior ones first.
 
-        They are as many as the next members need to tolerate as many liars as those of this round without `gone`. Otherwise
-        each absence of an honest member would increase the share of the liars.
+        They are as many as the next members need to tolerate as many liars as those of this round, or all but `gone`.
+        Otherwise each absence of an honest member would increase the share of the liars.
         """
-        stay = [peer for peer in self.terms.seniors or self.terms.members if peer not in gone]
-        needed = fewest(tolerated(len(stay), self.terms.fraction)) - len(alive)
-        absent = [peer for peer in stay if peer not in alive and peer in self.terms.lives]
-        return tuple(absent[: max(0, needed)])
+        seniors = self.terms.seniors or self.terms.members
+        absent = [peer for peer in seniors if peer not in alive and peer not in gone and peer in self.terms.lives]
+        return tuple(absent[: max(0, fewest(self.liars) - len(alive))])
 
     def suffice(self, agreeing: Collection[PeerId], proposal: Proposal) -> bool:
         """Return True if these peers can commit a proposal."""

@@ -45,8 +45,8 @@ FAULTS = (
 )
 """Reasons of a Blame against a contributor."""
 
-LEFT, ON_TRIAL, NEWCOMER, DISTRUSTED = "left", "on trial", "newcomer", "its contributions do not lower the loss"
-"""Reasons of an Exclusion: the peer has left, lacks endorsements, is new, or is distrusted."""
+LEFT, ON_TRIAL, DISTRUSTED = "left", "on trial", "its contributions do not lower the loss"
+"""Reasons of an Exclusion: the peer has left with a farewell, lacks endorsements, or is distrusted."""
 
 
 @dataclass(frozen=True, slots=True)

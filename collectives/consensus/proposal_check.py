@@ -66,17 +66,18 @@ class ProposalCheck:
         sealed = self.note(proposal)
         if (present is not None and proposal.ballot <= present.ballot) or sender in self.refused:
             return False
+        if sender != proposal.ballot.leader:
+            return False  # Another peer has shown it as evidence.
         first, free = proposal.ballot.term == 1, proposal.adopted is None
         if not sealed or bool(message.reports or message.earlier) == first:
             return False
         if first and not free:
             return False  # No results exist before the first ballot.
-        # A lying member can report a vote for results with any members. Votes that an honest one reports were checked by it.
-        liars = self._electorate.liars
-        unchecked = free or (liars > 0 and not self._electorate.confirmed(proposal.sources))
-        if unchecked and not self._members_allowed(proposal):
+        if free and not set(proposal.alive).isdisjoint(self._electorate.banned()):
             return False
-        if unchecked and self._members_unknown(proposal):
+        # A liar can report a vote for results with any members. With more votes an honest member takes the results, too.
+        doubted = self._electorate.liars > 0 and not self._electorate.confirmed(proposal.sources)
+        if (free or doubted) and not self._members_known(proposal):
             self.deferred = sender, message
             return False
         self.deferred = None
@@ -87,35 +88,23 @@ class ProposalCheck:
         agree = _lives_agree(proposal, self._me, mine.life if mine is not None else self._life, self._ready)
         return agree and self._electorate.farewells.valid(proposal)
 
-    def _members_allowed(self, proposal: Proposal) -> bool:
-        """Return True if no member is banned, and the members tolerate as many liars as those of this round.
+    def _members_known(self, proposal: Proposal) -> bool:
+        """Return True if the next members that are known here are enough, see `Electorate.retained`.
 
-        Members that have left or are banned do not count. A free proposal has no more absent members than it needs.
+        A known member has the life that it had, or has announced this one here in this round. Otherwise a leader could take the
+        vote of an absent member. Newcomers on trial need endorsements. A free proposal may have newcomers that are not known
+        here: their announcements may not have reached all members.
         """
-        electorate, left = self._electorate, {*departed(proposal)}
-        banned = {*electorate.banned()}
-        spare = len(proposal.members) - len(proposal.alive) if proposal.adopted is None else 0
-        return (
-            banned.isdisjoint(proposal.members)
-            and not electorate.retained(proposal.members, left | banned)
-            and spare <= len(electorate.retained(proposal.alive, left))
-        )
-
-    def _members_unknown(self, proposal: Proposal) -> bool:
-        """Return True if endorsements of newcomers, or announcements with lives, are missing here.
-
-        Lives are checked if members may lie. A leader could otherwise take the vote of an absent member, or make up members.
-        """
-        terms = self._electorate.terms
-        if ON_TRIAL in self._electorate.uncounted(proposal.members, self._ready).values():
-            return True
-        if not self._electorate.liars:
+        electorate, terms, free = self._electorate, self._electorate.terms, proposal.adopted is None
+        if ON_TRIAL in electorate.uncounted(proposal.members, self._ready).values():
             return False
-        for peer, life in lives_of(proposal.members, proposal.lives).items():
-            announced = self._ready[peer].life if peer in self._ready else None
-            if life not in (announced, terms.lives.get(peer)):
-                return True
-        return False
+        lives = lives_of(proposal.members, proposal.lives)
+        announced = {peer: self._ready[peer].life for peer in proposal.members if peer in self._ready}
+        newcomers, known = set(proposal.members).difference(terms.members), set[PeerId]()
+        for peer in proposal.members:
+            if (free and peer in newcomers) or lives.get(peer) in (announced.get(peer), terms.lives.get(peer)):
+                known.add(peer)
+        return newcomers <= known and not electorate.retained(known, {*departed(proposal), *electorate.banned()})
 
     def justified(self, message: Propose) -> bool:
         """Return True if the value of a proposal follows from its promises; otherwise refuse the leader."""

@@ -13,7 +13,6 @@ from thinwire.collectives.consensus.justification import Signed, contested, deci
 from thinwire.collectives.consensus.proposal import (
     DISTRUSTED,
     LEFT,
-    NEWCOMER,
     ON_TRIAL,
     TWO_ANNOUNCEMENTS,
     adopt,
@@ -146,6 +145,8 @@ class Proposer:
         if voted is not None and not (sound(voted, self._terms) and voted.ballot < message.ballot):
             return
         self._asked.discard(sender)
+        if sender in self._electorate.nonvoters:
+            return  # An honest peer without a vote promises nothing.
         if counts:
             self._promises[sender] = message, signature
         elif sender in self._ready:
@@ -295,13 +296,12 @@ class Proposer:
         leaving = {peer for peer in self._electorate.farewells if peer in self._ready and self._ready[peer].voter}
         able, unable = fit(self._terms, present - leaving, self._ready)
         uncounted = self._electorate.uncounted(able, self._ready)
-        unable |= {peer: ON_TRIAL for peer, why in uncounted.items() if why == ON_TRIAL}
-        if ballot.term > 1:  # Others may know other newcomers or endorsements, and defer a proposal.
-            newcomers = [peer for peer in able if peer not in self._terms.members]
-            unable |= {peer: ON_TRIAL for peer in newcomers if self._electorate.on_trial(peer)}
-            unable |= {peer: NEWCOMER for peer in newcomers if peer not in unable and self._electorate.liars}
-        unable |= dict.fromkeys(sorted(self.blame_book.equivocators), TWO_ANNOUNCEMENTS)
-        able = tuple(peer for peer in able if peer not in unable)
+        trial = {peer for peer, why in uncounted.items() if why == ON_TRIAL}
+        if ballot.term > 1:  # Others may know other endorsements, and defer a proposal with a newcomer on trial.
+            trial |= {peer for peer in able if self._electorate.on_trial(peer)}
+        equivocators = self.blame_book.equivocators
+        able = tuple(peer for peer in able if peer not in trial | equivocators)
+        unable |= dict.fromkeys(sorted(trial), ON_TRIAL) | dict.fromkeys(sorted(equivocators), TWO_ANNOUNCEMENTS)
         excluded = dict.fromkeys(self._electorate.farewells, LEFT) | unable
         excluded = {peer: why for peer, why in excluded.items() if peer not in able}
         return able, excluded, [peer for peer, why in uncounted.items() if why == DISTRUSTED]
