@@ -142,6 +142,11 @@ class Agreement:
         """True if the members that this peer can reach, and that have a vote, are a quorum."""
         return self._electorate.able
 
+    @property
+    def divided(self) -> bool:
+        """True if the round is stopped: two values can have been chosen, and no other member has answered."""
+        return self._proposer.divided and self.commit is None
+
     def on_trial(self, peer: PeerId) -> bool:
         """Return True if a peer is no member and needs an endorsement to become one."""
         return self._electorate.on_trial(peer)
@@ -365,7 +370,7 @@ class Agreement:
             return
         if not self._acceptor.follows(sender, proposal, now, lambda: self._check.justified(message)):
             return
-        self._proposer.yield_to_others()
+        self._proposer.follow()
         self.proposal = proposal
         self.announcements.keep(proposal, self._acceptor.voted)
         self._turn.follow(sender, now)

@@ -56,6 +56,8 @@ class Proposer:
         self.ballot: Ballot | None = None
         self.urged = False
         """True if an event calls for a new ballot."""
+        self.divided = False
+        """True if promises have shown that each of two values can have been chosen, and no ballot has followed."""
         self.blame_book = BlameBook(idle, barred)
         self._electorate, self._ready, self._terms = electorate, ready, electorate.terms
         self._promises: dict[PeerId, Signed] | None = None
@@ -96,6 +98,11 @@ class Proposer:
     def on_other_ballot(self) -> None:
         """Note that another peer has begun a ballot."""
         self._ballots += 1
+        self.yield_to_others()
+
+    def follow(self) -> None:
+        """Follow a proposal of another peer."""
+        self.divided = False
         self.yield_to_others()
 
     def yield_to_others(self) -> None:
@@ -273,7 +280,8 @@ class Proposer:
         self._choose_idle(able, before)
         farewells = tuple(leave.farewell for leave in left.values())
         found, possible = decidable({peer: one for peer, (one, _) in promises.items()}, left, self._electorate)
-        if len(possible) > 1 and self._electorate.liars:
+        self.divided = len(possible) > 1 and self._electorate.liars > 0
+        if self.divided:
             return None  # One of them has been chosen, or none; more members must answer.
         # A vote for a contested value may be a lie. So a free ballot comes first, unless an honest peer has voted for it.
         # No value is tried twice: its results may be false, or lost.

@@ -57,7 +57,10 @@ class QuorumWait:
         since, until = self.since, self.until
         if since is None:
             return ""
-        absent = ", ".join(map(short, self._current().agreement.absent)) or "the results of the round"
+        agreement = self._current().agreement
+        absent = ", ".join(map(short, agreement.absent)) or "the results of the round"
+        if agreement.divided:
+            absent = "members that have not told which of two results they have voted for"
         text = f"no quorum for {self._now() - since:.0f} s: waiting for {absent}"
         if until is None:
             return f"{text}; `thinwire recover` continues without them"

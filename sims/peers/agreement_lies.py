@@ -12,7 +12,7 @@ import blake3
 import numpy as np
 from msgspec.structs import replace
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import RoundTerms, lives_in_order, lives_of, name_of, statement, vote_for
+from thinwire.collectives.consensus.proposal import RoundTerms, lives_in_order, lives_of, name_of, vote_for
 from thinwire.collectives.consensus.quorum import enough
 from thinwire.collectives.rounds.data_planes.owner_results import basis_of
 from thinwire.collectives.rounds.data_planes.result_store import digest_of
@@ -20,9 +20,9 @@ from thinwire.collectives.rounds.round import Round
 from thinwire.compression.core.types import Buffer
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.node.outer.round_session import RoundSession
-from thinwire.sims.peers.false_messages import change_outgoing, each, repeat, sessions
+from thinwire.sims.peers.false_messages import change_outgoing, each, repeat, sealed, sessions, signature_of
 from thinwire.sims.peers.machine import Process
-from thinwire.swarm.frame import Frame, sign_message
+from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
     Ballot,
     Commit,
@@ -130,14 +130,6 @@ def _first(message: Message) -> bool:
     return isinstance(message, Propose) and not message.reports
 
 
-def _sealed(session: RoundSession, proposal: Proposal) -> Proposal:
-    return replace(proposal, seal=_sign(session, statement(proposal)))
-
-
-def _sign(session: RoundSession, message: Message) -> bytes:
-    return sign_message(message, b"", session.identity, session.run_id)
-
-
 class _TwoProposals:
     """Leader that proposes fewer contributors to every second peer.
 
@@ -157,7 +149,7 @@ class _TwoProposals:
         if isinstance(message, Propose) and _first(message) and message.fragment == session.fragment and to[0] % 2:
             proposal = message.proposal
             if proposal.ballot.leader == session.me and len(proposal.contributors) > 1:
-                self._other = _sealed(session, replace(proposal, contributors=proposal.contributors[:-1]))
+                self._other = sealed(session, replace(proposal, contributors=proposal.contributors[:-1]))
                 self._votes = {}
                 message = Propose(self._other)
         self._control(to, message)
@@ -172,7 +164,7 @@ class _TwoProposals:
             or vote.digest is None
         ):
             return self._on_frame(peer, frame)
-        mine = _sign(session, vote_for(proposal, vote.digest))
+        mine = signature_of(session, vote_for(proposal, vote.digest))
         votes = self._votes.setdefault((vote.proposal_digest, vote.digest), {session.me: mine})
         votes[peer] = frame.signature
         proofs = tuple(Proof(voter, votes[voter]) for voter in sorted(votes))
@@ -208,7 +200,7 @@ class _DroppedVotes:
                 free = replace(
                     proposal, adopted=None, sources=(), kept=(), shares=(), group=proposal.alive, lives=lives
                 )
-                ours = _sealed(session, replace(free, contributors=proposal.contributors[1:]))
+                ours = sealed(session, replace(free, contributors=proposal.contributors[1:]))
                 message = Propose(ours, tuple(one for one in message.reports if not one.voted), message.earlier)
         self._control(to, message)
 

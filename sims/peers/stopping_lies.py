@@ -10,10 +10,12 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 
+from msgspec.structs import replace
 from thinwire.collectives.consensus.acceptor import LAST_TERM, LEAP
+from thinwire.collectives.rounds.round import Round
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.node.outer.round_session import RoundSession
-from thinwire.sims.peers.false_messages import each, repeat
+from thinwire.sims.peers.false_messages import each, repeat, sealed
 from thinwire.sims.peers.machine import Process
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
@@ -23,6 +25,7 @@ from thinwire.swarm.messages.registry import (
     Message,
     PeerId,
     Prepare,
+    Promise,
     Propose,
     ViewChange,
     Vote,
@@ -101,6 +104,45 @@ class _Strike(_Stopper):
             asyncio.get_running_loop().call_later(wait, self._prepare, *what)
 
 
+class _Divide(_Stopper):
+    """Lets two members vote for different results, and then is silent, so that either results may have been decided.
+
+    It begins a ballot once the first proposal is here, without the first leader's promise. Its proposal lacks a contributor
+    and goes to one member.
+    """
+
+    _divided: Ballot | None = None
+    """Ballot in which it has proposed."""
+
+    def _receive(self, peer: PeerId, frame: Frame) -> None:
+        message, agreement = frame.message, self._session.current.agreement
+        first = isinstance(message, Promise) and peer == agreement.terms.members[0]
+        if not first and not (self._divided and isinstance(message, (Prepare, ViewChange))):
+            super()._receive(peer, frame)
+
+    def _disturb(self, leader: PeerId, message: Prepare | Propose) -> None:
+        if isinstance(message, Propose) and not message.reports:
+            self._divided = None
+            asyncio.get_running_loop().call_soon(self._begin_ballot, self._session.current)
+
+    def _begin_ballot(self, current: Round) -> None:
+        current.agreement._prepare(self._session._now())
+        current.pump()
+
+    def _send(self, to: PeerId, message: Message) -> None:
+        session, first = self._session, self._session.current.agreement.terms.members[:1]
+        if isinstance(message, (Prepare, Propose)) and message.fragment == session.fragment:
+            if (to,) == first:
+                return  # It has voted in its own ballot, and must not learn of this one.
+            if isinstance(message, Propose) and message.reports:
+                self._divided = message.proposal.ballot
+                if to != self._others(first[0])[0]:
+                    return
+                other = replace(message.proposal, contributors=message.proposal.contributors[1:], shares=())
+                message = replace(message, proposal=sealed(session, other))
+        super()._send(to, message)
+
+
 class _FalseViews(_Stopper):
     """Demands views, and reports promises that do not exist, to each leader."""
 
@@ -138,6 +180,7 @@ def _demand_views(process: Process) -> None:
 STOPPING_LIES: Mapping[str, Callable[[Process], None]] = {
     "outrun": _stop(_Outrun),
     "strike": _stop(_Strike),
+    "divide": _stop(_Divide),
     "false-views": _demand_views,
 }
 """Kind of lie -> function that makes the peer of a process tell it.

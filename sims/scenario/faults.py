@@ -79,6 +79,7 @@ VOTE_LIES: Mapping[str, str] = {
     "false-members": "as false-claim, for results without one of the honest contributors and members",
     "outrun": "sends some members a ballot just above that of a leader, at once; finishes no ballot, and does not vote",
     "strike": "as outrun, to one member, and while the leader waits for promises or votes; also with the highest terms",
+    "divide": "lets two members vote for different results of a round, then is silent; does not vote",
     "false-views": "demands leader views, and reports promises that it has not made, all the time; does not vote",
 }
 """Kind of lie about the agreement -> behaviour of the peer.

@@ -17,6 +17,9 @@ REGIONS = ("Oregon", "Japan", "London", "Australia")
 PATIENCE, TRAINING, BEGINS = 2.0, 3.0, 5.0
 """Seconds: the patience of these rounds, inner steps and exchange of a round, and the time at which the lies begin."""
 
+LIES = sorted(STOPPING_LIES.keys() - {"divide"})
+"""Lies that only delay rounds."""
+
 FAULTS = (
     Fault(8.0, "one-way", (0, 1), 6.0),
     Fault(16.0, "restart", (2,), 3.0),
@@ -60,7 +63,7 @@ def continues(run, peers, liars, *, at_least, faults=0.0):
 
 
 @pytest.mark.parametrize("quorum", ['"two-thirds"', "0.5"])
-@pytest.mark.parametrize("lie", sorted(STOPPING_LIES))
+@pytest.mark.parametrize("lie", LIES)
 def test_one_liar_of_four_delays_rounds_and_does_not_stop_them(lie, quorum):
     """It is a quarter of the leaders of first ballots, too, and delays the rounds that it leads most."""
     assert continues(lied(lie, 4, (3,), quorum=quorum), 4, (3,), at_least=0.4)
@@ -68,7 +71,7 @@ def test_one_liar_of_four_delays_rounds_and_does_not_stop_them(lie, quorum):
 
 @pytest.mark.trial
 @pytest.mark.parametrize("quorum", ['"two-thirds"', "0.5"])
-@pytest.mark.parametrize("lie", sorted(STOPPING_LIES))
+@pytest.mark.parametrize("lie", LIES)
 def test_two_liars_of_seven_delay_rounds_and_do_not_stop_them(lie, quorum):
     """With plain majorities, two of seven could demand any leader view if a peer followed two demands."""
     assert continues(lied(lie, 7, (5, 6), quorum=quorum, seconds=80.0), 7, (5, 6), at_least=0.25)
@@ -76,7 +79,7 @@ def test_two_liars_of_seven_delay_rounds_and_do_not_stop_them(lie, quorum):
 
 @pytest.mark.trial
 @pytest.mark.parametrize("quorum", ['"two-thirds"', "0.5"])
-@pytest.mark.parametrize("lie", sorted(STOPPING_LIES))
+@pytest.mark.parametrize("lie", LIES)
 def test_one_liar_of_seven_beside_partitions_and_a_restart_does_not_stop_rounds(lie, quorum):
     run = lied(lie, 7, (6,), quorum=quorum, faults=FAULTS, seconds=80.0)
     assert continues(run, 7, (6,), at_least=0.35, faults=6.0)
@@ -84,7 +87,7 @@ def test_one_liar_of_seven_beside_partitions_and_a_restart_does_not_stop_rounds(
 
 @pytest.mark.trial
 @pytest.mark.parametrize("quorum", ['"two-thirds"', "0.5"])
-@pytest.mark.parametrize("lie", sorted(STOPPING_LIES))
+@pytest.mark.parametrize("lie", LIES)
 def test_one_liar_of_four_stops_rounds_only_during_partitions_and_a_restart(lie, quorum):
     """With two thirds all honest members must vote. One that a round has left out stays a member, and votes when it is back."""
     run = lied(lie, 4, (3,), quorum=quorum, faults=FAULTS, seconds=100.0)
@@ -95,3 +98,19 @@ def test_one_liar_of_four_stops_rounds_only_during_partitions_and_a_restart(lie,
     assert longest < 3 * VIEW * PATIENCE + TRAINING and len(moments) > 10
     if quorum == "0.5":
         assert len(times) >= 0.3 * clean(4, run.ended)
+
+
+@pytest.mark.trial
+@pytest.mark.parametrize("quorum", ['"two-thirds"', "0.5"])
+@pytest.mark.parametrize(("peers", "liars"), [(4, (3,)), (7, (5, 6))])
+def test_members_that_a_liar_divides_continue_without_it(peers, liars, quorum):
+    """Two values may have been chosen, and the liar does not tell. With two thirds the others continue as a lineage."""
+    run = lied("divide", peers, liars, quorum=quorum, seconds=90.0)
+    honest = [peer for peer in range(peers) if peer not in liars]
+    digests = digests_of(run, *honest)
+    assert all(len(found) == 1 for found in digests.values()) and not run.violations
+    times = sorted({event.fields["round"]: event.at for event in run.journal.of("round")}.values())
+    moments = [*times, run.ended]
+    assert max(after - before for before, after in zip(moments, moments[1:], strict=False)) < 40.0
+    if peers == 4 and quorum == '"two-thirds"':
+        assert len({slot.lineage for slot in digests}) == 2 and len(times) >= 15

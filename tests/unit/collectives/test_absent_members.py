@@ -291,3 +291,19 @@ def test_later_ballots_have_no_member_that_promises_without_a_vote():
                 one.on_message(peer, Promise(5, 0, ballot, None, None, TERMS.lineage), bytes(64), now)
     assert one.proposal is not None and one.proposal.ballot.term > 1
     assert GONE not in one.proposal.alive and lives_of(one.proposal.members, one.proposal.lives)[GONE] == LIVES[GONE]
+
+
+def test_round_is_divided_while_two_values_can_have_been_chosen():
+    """The absent member may have voted for either of them, and the votes alone do not show which."""
+    one = agreement(ME, FOUR)
+    values = {LIAR: reported(FOUR).earlier[0], GONE: reported((*FOUR, NEW)).earlier[0]}
+    one.on_link_down(LEADER, 0.1)
+    for now in (1.0, 2.0, 3.0, 6.0):
+        one.tick(now)
+        for ballot in [message.ballot for to, message in one.take() if isinstance(message, Prepare)]:
+            for peer, voted in values.items():
+                one.on_message(peer, Promise(5, 0, ballot, voted, RESULTS, TERMS.lineage), bytes(64), now)
+    assert one.divided and one.proposal is None
+    ballot = Ballot(one.acceptor.promised.term + 1, LEADER)
+    free = msgspec.structs.replace(proposed(FOUR), ballot=ballot)
+    assert follows(one, freely(free, THREE)) and not one.divided
