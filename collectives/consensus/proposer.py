@@ -57,7 +57,7 @@ class Proposer:
         self.urged = False
         """True if an event calls for a new ballot."""
         self.divided = False
-        """True if promises have shown that each of two values can have been chosen, and no ballot has followed."""
+        """True if by the last promises two values can have been chosen, and no ballot has followed."""
         self.blame_book = BlameBook(idle, barred)
         self._electorate, self._ready, self._terms = electorate, ready, electorate.terms
         self._promises: dict[PeerId, Signed] | None = None

@@ -1,4 +1,4 @@
-"""Means of peers that lie: changed messages, unsolicited ones, and false proposals with a valid signature."""
+"""Means of peers that lie: changed messages, unsolicited ones, and signed false proposals."""
 
 from __future__ import annotations
 

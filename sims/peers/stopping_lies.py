@@ -105,7 +105,7 @@ class _Strike(_Stopper):
 
 
 class _Divide(_Stopper):
-    """Lets two members vote for different results, and then is silent, so that either results may have been decided.
+    """Lets two members vote for different results, and then is silent: either may have been decided.
 
     It begins a ballot once the first proposal is here, without the first leader's promise. Its proposal lacks a contributor
     and goes to one member.
