@@ -67,7 +67,7 @@ def _plan(status: Status, stall: Stall, wall: float) -> str:
         itself = f"in {max(0.0, stall.until - (wall - status.wall)):.0f} s"
     facts = [
         ("round", f"{stall.round}: no quorum of its {len(stall.members)} members since {since}"),
-        ("absent", ", ".join(absent) or "no member, but no reachable peer has the results of the round"),
+        ("absent", ", ".join(absent) or "no member, but the results of the round, or votes of members, are missing"),
         ("continue", f"{', '.join(stay)}: {_counted(stall)}"),
         ("by itself", itself),
         *((("but", stall.obstacle),) if stall.obstacle else ()),
