@@ -162,14 +162,15 @@ class Roster:
         authenticated: the record is that of the peer at the other end. admits: that peer has admitted us. source: IP address
         from which it has come to our gate.
         """
-        self.due = -math.inf
-        alone = self.peers.live.alone
+        alone, known = self.peers.live.alone, record.item in self.peers.known_items
         if joined := self._transitions.accept(record, now, authenticated=authenticated, source=source):
             self._rotation.insert(record.peer_id)
         if alone and not self.peers.live.alone:
             self._tables.on_first_peer(now)
         elif joined and admits:
             self._tables.on_admission(record.peer_id, now)
+        if not known or self.events:
+            self.due = -math.inf
 
     def apply_ban_items(self, items: tuple[bytes, ...], now: float) -> None:
         """Process evidence, revocations and verdicts.
@@ -258,12 +259,12 @@ class Roster:
                     return [(sender, Nack(message.sequence))]
                 self.due = -math.inf
                 return self._prober.probe_for(sender, message, now)
-            case Ack():
-                self.due = -math.inf
+            case Ack():  # As a rule it only ends a probe, so no deadline comes sooner.
                 self._ingest(sender, message.items, now)
                 reached, messages = self._prober.on_ack(sender, message, now)
                 if reached is not None:
-                    self._transitions.on_answer(reached, now)
+                    if self._transitions.on_answer(reached, now):
+                        self.due = -math.inf
                     if reached in self.peers.entries:
                         self.peers.entries[reached].progress = message.progress
                 return messages

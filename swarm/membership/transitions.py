@@ -274,17 +274,18 @@ class Transitions:
         if self._suspects.admits(peer, self.table.me, now):
             self.accuse(accusation, item, now)
 
-    def on_answer(self, peer: PeerId, now: float) -> None:
+    def on_answer(self, peer: PeerId, now: float) -> bool:
         """Handle an answer of a peer: clear our own evidence against it.
 
-        If a final probe was to decide the suspicion, the answer ends it.
+        If a final probe was to decide the suspicion, the answer ends it. Returns True then.
         """
-        if self._suspects.on_answer(peer):
+        if ended := self._suspects.on_answer(peer):
             entry = self.table.entries[peer]
             self._suspects.end(peer, now, refuted=False)
             self.table.set_state(entry, "alive", now)
             entry.state_item = b""
             self.events.append(MembershipEvent("refuted", peer, "answered"))
+        return ended
 
     def expire(self, now: float) -> list[PeerId]:
         """End suspicions that have timed out. Returns peers to probe now because evidence is missing."""

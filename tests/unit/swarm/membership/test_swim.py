@@ -62,11 +62,13 @@ def test_ticks_are_due_at_the_next_deadline_and_after_inputs_that_may_change_it(
     assert 0.0 < due == roster.next_deadline()
     known, accused = record(2).item, _accuse(2, 1)
     roster.handle(NAMES[1], Gossip((known,)), 0.01)
+    roster.handle(NAMES[1], Ack(1, 0, (known,)), 0.01)
+    roster.learn(record(2), 0.01, authenticated=True)
     assert roster.due == due
     for change in (
-        lambda: roster.handle(NAMES[1], Gossip((known, accused)), 0.01),
+        lambda: roster.handle(NAMES[1], Gossip((known, _accuse(1, 2))), 0.01),
         lambda: roster.handle(NAMES[1], PingRequest(1, NAMES[2], ()), 0.01),
-        lambda: roster.handle(NAMES[1], Ack(1, 0, ()), 0.01),
+        lambda: roster.handle(NAMES[1], Ack(1, 0, (accused,)), 0.01),
         lambda: roster.on_link_down(NAMES[1], 0.01),
         lambda: roster.learn(record(3), 0.01),
         lambda: roster.update(("192.0.2.1:4000",), 0.01),
