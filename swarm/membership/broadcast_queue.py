@@ -35,6 +35,8 @@ class BroadcastQueue:
         # Items by the number of times they were sent; in each list the next one to send is last. An item whose order is not
         # in `_valid` was forgotten or replaced.
         self._levels: list[list[Item]] = [[]]
+        self._stored = 0
+        """Number of items in `_levels`, valid or not."""
         self._valid: set[int] = set()
         self._count = 0
         self._smallest = MAX_BYTES
@@ -50,11 +52,13 @@ class BroadcastQueue:
         self._orders[subject] = self._count
         self._valid.add(self._count)
         self._levels[0].append((self._count, size := len(item), item, subject, most))
+        self._stored += 1
         self._smallest = min(self._smallest, size)
         if len(self._valid) > MAX_QUEUE:
             self._drop()
-        if sum(map(len, self._levels)) > 2 * len(self._valid) + 64:
+        if self._stored > 2 * len(self._valid) + 64:
             self._levels = [[one for one in level if one[0] in self._valid] for level in self._levels]
+            self._stored = len(self._valid)
 
     def forget(self, subject: Subject) -> None:
         """Remove the item on a subject, if there is one."""
@@ -83,6 +87,8 @@ class BroadcastQueue:
         # Skipped items stay, except those that were sent `times` times already: `times` falls when the swarm shrinks.
         full = self._smallest if len(levels) <= times else 0
         for sent, level in enumerate(levels):
+            if not (most and skips and budget >= full):
+                break
             place = len(level)
             while place and most and skips and budget >= full:
                 place -= 1
@@ -90,6 +96,7 @@ class BroadcastQueue:
                 order, size, item, subject, limit = one
                 if order not in valid:
                     del level[place]
+                    self._stored -= 1
                 elif size <= budget:
                     budget -= size
                     most -= 1
@@ -98,6 +105,7 @@ class BroadcastQueue:
                     if sent + 1 < times and sent + 1 < limit:
                         raised.append((sent + 1, one))
                     else:
+                        self._stored -= 1
                         self.forget(subject)
                 else:
                     skips -= 1
