@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from thinwire.swarm.identity.address import is_ip, scope_of, split_address, subnet_of
@@ -62,7 +63,7 @@ def find_place(
     """
     peer, entry = record.peer_id, table.entries.get(record.peer_id)
     network = entry.network if entry is not None and not source else ""
-    network = network or _network_of(record, source, authenticated=authenticated)
+    network = network or _network_of(record.addresses, source, authenticated=authenticated)
     may_evict = authenticated and peer not in table.failed
     if rivals := _rivals(table, record, network, policy):
         evicted = _evicted_rival(table, rivals, rng) if may_evict else None
@@ -129,16 +130,17 @@ def _evicted_from_full_table(table: PeerTable) -> PeerId | None:
     return max(banned, key=lambda peer: table.entries[peer].since, default=evictable[0] if evictable else None)
 
 
-def _network_of(record: PeerRecord, source: str, *, authenticated: bool) -> str:
-    """Return the network of a peer; empty if it is unknown.
+@lru_cache(maxsize=8192)
+def _network_of(addresses: tuple[str, ...], source: str, *, authenticated: bool) -> str:
+    """Return the network of a peer with these addresses in its record; empty if it is unknown.
 
     It is the network of `source`, from where the peer has come to our gate. The first public address in its record counts if
     there is no source, or if that is private, since then the peer has come through a proxy of ours. Private addresses in a
     record are the same in many homes. They count for a peer that only others have reported, until it comes to our gate. A
     peer that comes over a relay (`authenticated` without a source) never does, so its network is unknown.
     """
-    public = [address for address in record.addresses if is_ip(address) and scope_of(address) == "internet"]
-    claimed = public or (() if authenticated else record.addresses)
+    public = [address for address in addresses if is_ip(address) and scope_of(address) == "internet"]
+    claimed = public or (() if authenticated else addresses)
     host = split_address(claimed[0])[0] if claimed else ""
     try:
         return subnet_of(source if source and not (public and _private(source)) else host)
