@@ -5,7 +5,6 @@ Nearly all of a simulation's work consists of such callbacks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextvars import Context
 from typing import Any
 
@@ -13,11 +12,10 @@ import msgspec
 
 
 class Handle(msgspec.Struct, eq=False, gc=False):
-    """Callback that is ready, with the interface of asyncio.Handle."""
+    """Callback that is ready, with the interface of asyncio.Handle. call: the callback and its arguments."""
 
     context: Context
-    callback: Callable[..., object]
-    args: tuple[Any, ...]
+    call: tuple[Any, ...]
     ended: bool = False
     """True if it was cancelled."""
 
@@ -31,11 +29,13 @@ class Handle(msgspec.Struct, eq=False, gc=False):
 
 
 class Timer(msgspec.Struct, eq=False):
-    """Callback of a later time, with the interface of asyncio.TimerHandle. due: loop time in seconds."""
+    """Callback of a later time, with the interface of asyncio.TimerHandle.
+
+    call: the callback and its arguments. due: loop time in seconds.
+    """
 
     context: Context
-    callback: Callable[..., object] | None
-    args: tuple[Any, ...]
+    call: tuple[Any, ...]
     due: float
     ended: bool = False
     """True if it was cancelled."""
@@ -48,7 +48,7 @@ class Timer(msgspec.Struct, eq=False):
         """Prevent the callback from running."""
         if not self.ended:
             self.ended = True
-            self.callback, self.args = None, ()  # they may refer to large objects
+            self.call = ()  # it may refer to large objects
 
     def cancelled(self) -> bool:
         """Return True after `cancel`."""

@@ -39,8 +39,9 @@ class Timers:
     def add(self, timer: Timer, random: float) -> None:
         """Add a timer. `random`: number that decides between equal times."""
         self._added += 1
-        entry = (timer.due, random, self._added, timer)
-        slot = timer.due * SLOTS // 1.0 if timer.due < math.inf else math.inf
+        due = timer.due
+        entry = (due, random, self._added, timer)
+        slot = due * SLOTS // 1.0 if due < math.inf else math.inf
         if slot <= self._slot:
             insort(self.near, entry)
         elif slot in self._later:

@@ -150,7 +150,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Run callbacks until `until` is done. Raises a SimFailure."""
         ready, near, frozen = self._ready, self._timers.near, self._frozen
         draw = self._rng.random if self._explore else None
-        now, window, ran = self.now, self.now + WINDOW, 0
+        now, window, ran, most = self.now, self.now + WINDOW, 0, self._max_callbacks
         while not until.done():
             if not ready:
                 if near and not near[0][3].ended and now < near[0][0] <= limit:
@@ -164,8 +164,8 @@ class SimLoop(asyncio.AbstractEventLoop):
                 if not timer.ended:
                     ready.append(timer)
             ran += 1
-            if ran > self._max_callbacks:
-                self._give_up(Livelock(f"{self._max_callbacks} callbacks ran at {now:.6f} s"))
+            if ran > most:
+                self._give_up(Livelock(f"{most} callbacks ran at {now:.6f} s"))
             if draw is None:
                 handle = ready.pop(0)
             elif len(ready) == 1:
@@ -181,7 +181,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 frozen[host].append(handle)
                 continue
             try:  # as asyncio.Handle._run, without a call: there is no debug mode here
-                handle.context.run(handle.callback, *handle.args)
+                handle.context.run(*handle.call)
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:
@@ -228,39 +228,32 @@ class SimLoop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self.now
 
-    def call_soon(
-        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
-    ) -> asyncio.Handle:
+    # The callback is one of `call`, which saves every handle a tuple.
+
+    def call_soon(self, *call: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
         if self._closed:
             self._check()
-        handle = Handle(copy_context() if context is None else context, callback, args)
+        handle = Handle(copy_context() if context is None else context, call)
         self._ready.append(handle)
         return handle  # type: ignore[return-value]  # it has the interface
 
-    def call_soon_threadsafe(
-        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
-    ) -> asyncio.Handle:
+    def call_soon_threadsafe(self, *call: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
         self._check()
-        return self.call_soon(callback, *args, context=context)
+        return self.call_soon(*call, context=context)
 
-    def call_later(
-        self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    def call_later(  # type: ignore[override]
+        self, delay: float, *call: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self._plan(self.now + delay, callback, args, context)
+        return self.call_at(self.now + delay, *call, context=context)
 
-    def call_at(
-        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        return self._plan(when, callback, args, context)
-
-    def _plan(
-        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    def call_at(  # type: ignore[override]
+        self, when: float, *call: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         if self._closed:
             self._check()
         if when != when:
             raise ValueError("a timer cannot be set to NaN")
-        timer = Timer(copy_context() if context is None else context, callback, args, when)
+        timer = Timer(copy_context() if context is None else context, call, when)
         self._timers.add(timer, self._draw() if self._explore else 0.0)
         return timer  # type: ignore[return-value]  # it has the interface
 

@@ -12,7 +12,7 @@ CONTEXT = contextvars.Context()
 
 
 def timer(due: float) -> Timer:
-    return Timer(CONTEXT, print, (), due)
+    return Timer(CONTEXT, (print,), due)
 
 
 def taken(timers: Timers, now: float) -> list[Timer]:
