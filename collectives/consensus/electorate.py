@@ -19,6 +19,11 @@ ROTATIONS = 4
 """Rotations after which this time no longer doubles."""
 
 
+def _quorum(agreeing: Collection[PeerId], terms: RoundTerms, left: Collection[PeerId]) -> bool:
+    """Return True if a quorum of the members of a round without `left` agrees."""
+    return enough(agreeing, terms.seniors or terms.members, left, fraction=terms.fraction)
+
+
 class LeaderViews:
     """Views of a round that does not end: in each of them another member has precedence.
 
@@ -30,8 +35,8 @@ class LeaderViews:
     patiences differ, and liars cannot end a view early. In each rotation views last twice as long.
     """
 
-    def __init__(self, electorate: Electorate) -> None:
-        self._electorate = electorate
+    def __init__(self, me: PeerId, terms: RoundTerms, farewells: Farewells) -> None:
+        self._me, self._terms, self._farewells = me, terms, farewells
         self.number = 0
         self.asked = 0
         """Highest view that this peer has asked for."""
@@ -55,7 +60,7 @@ class LeaderViews:
     @property
     def member(self) -> PeerId:
         """The member that has precedence; empty until members have entered a view together."""
-        members = self._electorate.terms.members
+        members = self._terms.members
         return members[self.number % len(members)] if self._changed else b""
 
     def due(self, now: float) -> bool:
@@ -66,24 +71,25 @@ class LeaderViews:
         """Ask for the next view."""
         self.asked = max(self.asked, self.number + 1)
         self._ask_at = now + self._length
-        self._note(self._electorate.me, self.asked, now)
+        self._note(self._me, self.asked, now)
 
     def on_change(self, sender: PeerId, view: int, now: float) -> bool:
         """Note that a member asks for a view; return True if this peer asks for a later one than before, too."""
         self._note(sender, max(view, self._asked.get(sender, 0)), now)
-        others = sorted((asked for peer, asked in self._asked.items() if peer != self._electorate.me), reverse=True)
+        others = sorted((asked for peer, asked in self._asked.items() if peer != self._me), reverse=True)
         # The first ones may lie, with quorums of half the members as well: there a third could fork a round, but not stop it.
-        honest = max(1, (len(self._electorate.terms.members) - 1) // 3)
+        honest = max(1, (len(self._terms.members) - 1) // 3)
         if len(others) <= honest or others[honest] <= self.asked:
             return False
         self.asked = others[honest]
-        self._note(self._electorate.me, self.asked, now)
+        self._note(self._me, self.asked, now)
         return True
 
     def _note(self, peer: PeerId, view: int, now: float) -> None:
         self._asked[peer] = view
         for number in sorted({one for one in self._asked.values() if one > self.number}, reverse=True):
-            if self._electorate.enough({one for one, asked in self._asked.items() if asked >= number}):
+            asking = {one for one, asked in self._asked.items() if asked >= number}
+            if _quorum(asking, self._terms, set(self._farewells)):
                 self._changed = True
                 self._enter(number, now)
                 break
@@ -95,12 +101,12 @@ class LeaderViews:
     @property
     def growth(self) -> float:
         """Factor by which the view lasts longer than the first one, so that slow links have enough time."""
-        members = max(1, len(self._electorate.terms.members))  # A newcomer without a state knows none.
+        members = max(1, len(self._terms.members))  # A newcomer without a state knows none.
         return 2.0 ** min(ROTATIONS, self.number // members)
 
     @property
     def _length(self) -> float:
-        return VIEW * self._electorate.terms.patience * self.growth
+        return VIEW * self._terms.patience * self.growth
 
 
 class Electorate:
@@ -122,12 +128,11 @@ class Electorate:
         self.me, self.terms, self.banned, self._trial = me, terms, banned, trial
         self.live, self.nonvoters = set(live) | {me}, set[PeerId]()
         self.farewells = Farewells(terms, verify)
-        self.views = LeaderViews(self)
+        self.views = LeaderViews(me, terms, self.farewells)
 
     def enough(self, agreeing: Collection[PeerId], left: Collection[PeerId] | None = None) -> bool:
         """Return True if a quorum of the members without `left` agrees (default: all with a farewell)."""
-        left = set(self.farewells) if left is None else left
-        return enough(agreeing, self.terms.seniors or self.terms.members, left, fraction=self.terms.fraction)
+        return _quorum(agreeing, self.terms, set(self.farewells) if left is None else left)
 
     def on_trial(self, peer: PeerId) -> bool:
         """Return True if a peer is no member and needs an endorsement to become one."""

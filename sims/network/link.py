@@ -269,6 +269,12 @@ class SimLink:
             if pipe.source is end:
                 pipe.queue = ()
                 pipe.wake(len(pipe.waiters))
+        if not any(one.has(self) for one in self.ends):
+            self.dissolve()
+
+    def dissolve(self) -> None:
+        """Let the pipes go, since neither end holds the link: link and pipes refer to each other."""
+        self._pipes = [None] * 4
 
     def pass_on(self, pipe: Pipe) -> None:
         """Pass on the packets that have arrived through a pipe to a relay: this link has none."""

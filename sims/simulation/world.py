@@ -208,8 +208,10 @@ class SimWorld:
                 pass
         self._sample()
         self.trace = self.loop.trace
-        for transport in self.net.peers.values():
-            transport.links.clear()  # No peer is informed of the end of another.
+        for transport in self.net.peers.values():  # No peer is informed of the end of another.
+            for link in transport.links.values():
+                link.dissolve()
+            transport.links.clear()
         for machine in self.machines:
             machine.kill("the end", crash=False)
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, LEAP, Acceptor, ballot_pause
-from thinwire.collectives.consensus.electorate import Electorate, LeaderViews
+from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.proposal import RoundTerms, electorate_digest, name_of
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.swarm.messages.registry import LIFE, Ballot, Contribution, Farewell, Leave, Prepare, Proposal
@@ -23,7 +23,7 @@ def terms(round=5, **changes):
 
 
 def views_of(terms):
-    return LeaderViews(Electorate(FIRST, terms, MEMBERS, lambda peer, message, signature: True))
+    return Electorate(FIRST, terms, MEMBERS, lambda peer, message, signature: True).views
 
 
 def acceptor_of(store=None, *, abstains=False, **changes):

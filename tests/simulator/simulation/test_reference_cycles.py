@@ -1,0 +1,43 @@
+"""Memory of simulations without restarts: reference counts free all objects of the product and of the simulator."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+
+import pytest
+from thinwire.sims.results.journal import Journal
+from thinwire.sims.scenario.faults import Fault
+from thinwire.sims.simulation.world import simulate
+from thinwire.sims.trials.trial import PACE
+
+from tests.kit.scenarios import manifest_of, swarm_of
+
+RESETS = (Fault(5.0, "refuse", (1, 2), seconds=2.0), Fault(10.0, "isolate", (3,), seconds=2.0))
+"""Faults that break links and end no process."""
+
+
+def piled_up(outer: str, seconds: float) -> Counter[str]:
+    """Return the types of our own objects that only the garbage collector frees after so many seconds of a swarm."""
+    found: Counter[str] = Counter()
+
+    def look(journal: Journal) -> None:
+        if journal.samples[-1].at < seconds or found:
+            return
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            gc.collect()
+            names = (f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.garbage)
+            found.update(name for name in names if name.startswith("thinwire."))
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+
+    run = simulate(swarm_of(6, manifest_of(outer), seconds=seconds, faults=RESETS), preset=PACE, watch=look)
+    assert not run.violations
+    return found
+
+
+@pytest.mark.parametrize("outer", ["sync_every = 4", 'method = "noloco"\nsync_every = 4'], ids=["diloco", "noloco"])
+def test_swarm_without_restarts_leaves_no_reference_cycles(outer: str) -> None:
+    assert not piled_up(outer, 30.0)
