@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from sys import intern
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -67,6 +66,8 @@ class Journal:
         self.names = names
         self.events: list[Event] = []
         self.samples: list[SwarmSample] = []
+        self._shared: dict[tuple[tuple[str, Any], ...], Mapping[str, Any]] = {}
+        """Fields of text, by content."""
 
     @property
     def now(self) -> float:
@@ -75,9 +76,11 @@ class Journal:
 
     def event(self, at: float, peer: int, name: str, fields: Mapping[str, Any] | None = None) -> None:
         """Append an event."""
-        # Among a thousand peers, a million events of joins name the same peers and addresses.
-        shared = {key: intern(value) if type(value) is str else value for key, value in (fields or {}).items()}
-        self.events.append(Event(at, peer, name, shared))
+        fields = dict(fields or {})
+        if all(type(value) is str for value in fields.values()):
+            # Among a thousand peers, a million events of joins name the same peers and addresses.
+            fields = self._shared.setdefault(tuple(fields.items()), fields)
+        self.events.append(Event(at, peer, name, fields))
 
     def sample(self, at: float, peers: tuple[PeerSample | None, ...]) -> None:
         """Append the state of all peers, by index."""
