@@ -47,8 +47,16 @@ class _Labels(dict[PeerId, int]):
         return mixed
 
 
-# Cached, because all peers of a simulation need the same labels.
+# Cached, as the next function, because all peers of a simulation need the same labels in the same order.
 _labels_of = lru_cache(maxsize=16)(_Labels)
+
+
+@lru_cache(maxsize=16)
+def _ranking(run_id: Digest, round: int, view: tuple[PeerId, ...]) -> tuple[tuple[PeerId, ...], tuple[int, ...]]:
+    """Return the peers of a sorted view in the order of their labels, and the labels in this order."""
+    label = _labels_of(run_id, round).__getitem__
+    ranked = tuple(sorted(view, key=label))
+    return ranked, tuple(map(label, ranked))
 
 
 def labels(run_id: Digest, round: int, view: Sequence[PeerId]) -> list[int]:
@@ -76,6 +84,7 @@ class Matching:
 
     def __init__(self, run_id: Digest, round: int, size: int) -> None:
         self.round = round
+        self._run_id = run_id
         self._label, self._size = _labels_of(run_id, round).__getitem__, size
         self._ranked: list[PeerId] = []
         """The view in the order of `_labels`; those with equal labels in that of their ids."""
@@ -114,8 +123,8 @@ class Matching:
 
     def _follow(self, view: Sequence[PeerId], changed: Iterable[PeerId] | None = None) -> None:
         if not self._ranked:
-            self._ranked = sorted(view, key=self._label)
-            self._labels = list(map(self._label, self._ranked))
+            ranked, labels = _ranking(self._run_id, self.round, tuple(view))
+            self._ranked, self._labels = list(ranked), list(labels)
             return
         for peer in set(self._ranked).symmetric_difference(view) if changed is None else changed:
             rank, place = self._rank(peer), bisect_left(view, peer)
