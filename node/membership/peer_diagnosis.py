@@ -48,7 +48,7 @@ class PeerDiagnosis:
         self._pauses, self._counted = pauses, dict[PeerId, int]()
         self._clock_sent_at, self._last = now(), b""
         self._order: list[PeerId] = []
-        """Peers with a link in order of id, as of the last announcement."""
+        """Peers with a link in order of id, as of the last announcement; none if that has changed."""
         self._known: dict[PeerId, Finding] = {}
         self._chunks, self._lap = 0, (b"", 0, 0, 0)
 
@@ -106,8 +106,13 @@ class PeerDiagnosis:
         self._lap = *self._lap[:3], self._lap[3] + 1
         return self._lap[3] * (len(self._live) + 1) <= self._chunks
 
+    def on_link_up(self, peer: PeerId) -> None:
+        """Note a new link."""
+        self._order = []
+
     def on_link_down(self, peer: PeerId) -> None:
         """Note a broken link."""
+        self._order = []
         self.diagnosis.on_link_down(peer)
         self._compare()
 
@@ -122,9 +127,7 @@ class PeerDiagnosis:
             return
         self._clock_sent_at = now
         self._look_at_pauses()
-        # Sorted again only after a change, which is rare in a large swarm.
-        if len(self._order) != len(self._live) or not self._live.issuperset(self._order):
-            self._order = sorted(self._live)
+        self._order = self._order or sorted(self._live)
         place = bisect_right(self._order, self._last)
         after = self._order[place : place + CLOCK_PEERS]
         for peer in (*after, *self._order[: min(place, CLOCK_PEERS - len(after))]):
@@ -139,6 +142,8 @@ class PeerDiagnosis:
 
     def _compare(self) -> None:
         findings = self.diagnosis.findings
+        if not findings and not self._known:
+            return  # the usual case: called with each frame that may change a finding
         for peer, found in findings.items():
             if (known := self._known.get(peer)) is None or known.cause != found.cause:
                 self._emit("unhealthy", {"peer": peer.hex(), "cause": found.cause, "detail": found.evidence})

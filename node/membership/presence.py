@@ -297,6 +297,8 @@ class Presence:
         if peer not in self.live and peer != self.transport.peer_id:
             self.wake()
             self.live.add(peer)
+            if self.watch is not None:
+                self.watch.on_link_up(peer)
             for handler in self._handlers:
                 handler.on_link_up(peer)
 

@@ -131,6 +131,9 @@ class FakeMonitor:
         self.calls.append(("saw", peer, type(frame.message)))
         return isinstance(frame.message, WallClock)
 
+    def on_link_up(self, peer):
+        self.calls.append(("up", peer))
+
     def on_link_down(self, peer):
         self.calls.append(("down", peer))
 
@@ -540,7 +543,7 @@ async def test_health_monitor_observes_other_frames_and_lost_links_and_keeps_its
         await scene.lose(ANN)
         assert scene.log.calls == [("up", ANN), ("frame", ANN, Behind(1)), ("down", ANN, False)]
         seen = [("saw", ANN, kind) for kind in (WallClock, Behind)]  # no messages of the membership
-        assert scene.presence.watch.calls == [*seen, ("down", ANN)]
+        assert scene.presence.watch.calls == [("up", ANN), *seen, ("down", ANN)]
         await asyncio.sleep(2 * WAN.tick)
         assert scene.presence.watch.ticks == before + 2
 
