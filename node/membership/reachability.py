@@ -37,6 +37,11 @@ def chosen(records: Iterable[PeerRecord], most: int = MOST) -> list[Contact]:
     return list(found.values())
 
 
+def sources_of(records: Iterable[PeerRecord]) -> set[str]:
+    """Return the subnets of these peers, by their first addresses."""
+    return {source_of(record.addresses[0]) for record in records if record.addresses}
+
+
 class Reachability:
     """Asks peers for sightings and announces the resulting addresses. `reach` is the last judgement."""
 
@@ -57,6 +62,7 @@ class Reachability:
         Without a network nothing is asked or announced.
         """
         asked: frozenset[Contact] = frozenset()
+        asked_sources: set[str] = set()
         at, seen, turn, last = 0.0, -1, 0, self._own
         while True:
             await asyncio.sleep(CHECK_SECONDS)
@@ -68,15 +74,17 @@ class Reachability:
                 # All that others have seen concerns the old addresses.
                 self._own, self.reach, at = own, Reach(), -math.inf
                 self._announce()
-            roster, due = self._roster, self._now() >= at
-            if not due and roster.peers.view.number == seen:
-                continue
-            seen, others = roster.peers.view.number, roster.peers.others
+            peers, due = self._roster.peers, self._now() >= at
+            changed, seen = peers.live.changed_since(seen), peers.view.number
+            if not due and changed is not None and sources_of(peers.records(changed)) <= asked_sources:
+                continue  # No peer of another subnet has joined.
+            others = peers.others
             # Each time it begins with other peers, so that no few of them can answer for good.
             first = turn * MOST % max(1, len(others))
-            contacts = chosen(roster.peers.records([*others[first:], *others[:first]]))
+            contacts = chosen(peers.records([*others[first:], *others[:first]]))
             if contacts and (due or not asked.issuperset(contacts)):
                 asked, at, turn = frozenset(contacts), self._now() + AGAIN_SECONDS, turn + due
+                asked_sources = {source_of(contact.address) for contact in contacts}
                 answers = await self._transport.observe(contacts)
                 sightings = [answer for answer in answers if isinstance(answer, Sighting)]
                 self.judge(sightings)

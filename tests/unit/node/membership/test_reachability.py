@@ -21,7 +21,7 @@ class World:
 
     def __init__(self, own=OWN, seen="198.51.7.9"):
         self.own, self.seen, self.asked, self.events, self.updates = own, seen, [], [], []
-        self.peers, self.known = self, {}
+        self.peers, self.live, self.known = self, self, {}
         self.record = SimpleNamespace(addresses=own)
         self.left = False
 
@@ -35,6 +35,9 @@ class World:
     @property
     def others(self):
         return list(self.known)
+
+    def changed_since(self, number):
+        return list(self.known)[number:] if number >= 0 else None
 
     def records(self, peers):
         return [self.known[peer] for peer in peers]
@@ -100,6 +103,22 @@ def test_peer_of_another_subnet_is_asked_at_once():
         assert len(world.asked) == 2 and reachability.reach.nat == "cone"
 
     assert world.run(play)
+
+
+def test_newcomers_of_known_subnets_are_not_asked_at_once():
+    world = World()
+
+    async def play(reachability):
+        world.known = {number: record(number, f"45.1.1.{number}:7400") for number in range(1, 6)}
+        await asyncio.sleep(2 * CHECK_SECONDS)
+        world.known |= {number: record(number, f"45.1.1.{number}:7400") for number in range(6, 9)}
+        await asyncio.sleep(2 * CHECK_SECONDS)
+        assert len(world.asked) == 1
+        world.known[9] = record(9, "45.2.1.1:7400")
+        await asyncio.sleep(2 * CHECK_SECONDS)
+        assert len(world.asked) == 2 and "45.2.1.1:7400" in world.asked[1]
+
+    world.run(play)
 
 
 def test_other_peers_are_asked_each_time():
