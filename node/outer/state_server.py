@@ -234,6 +234,8 @@ class StateServer:
     def _keep(self, wanted: Callable[[_Snapshot], bool]) -> None:
         """Drop the states that are not `wanted`. Their readers are told at once, and look for a newer one."""
         dropped = [one for one in self._stored if not wanted(one)]
+        if not dropped:
+            return  # the usual case: called at each tick
         self._stored = [one for one in self._stored if one not in dropped]
         for snapshot in dropped:
             for peer in sorted(snapshot.readers):
