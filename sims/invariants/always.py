@@ -315,13 +315,12 @@ class AlwaysInvariants:
 
     def _limits(self, machine: Machine, process: Process) -> None:
         session = process.peer.session
-        sizes = session.sizes() | session.presence.send_queue.sizes()
-        sizes["news"] = session.roster.queued, MAX_QUEUE
+        sizes = [*session.sizes().items(), *session.presence.send_queue.sizes().items()]
+        sizes.append(("news", (session.roster.queued, MAX_QUEUE)))
         if process.transport is not None:
-            for most, limit in zip(process.transport.peaks, (CONTROL_WINDOW, self._window), strict=True):
-                if most > limit:
-                    sizes["pipe"] = (most, limit)
-        for name, (size, limit) in sizes.items():
+            control, bulk = process.transport.peaks
+            sizes += [("pipe", (control, CONTROL_WINDOW)), ("pipe", (bulk, self._window))]
+        for name, (size, limit) in sizes:
             if size > limit:
                 self._on_violation("limits", machine.index, f"{name}: {size} of {limit}")
 

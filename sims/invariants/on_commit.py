@@ -6,6 +6,7 @@ step, and compares bits. It does not judge the choice of contributors: that is u
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -90,6 +91,8 @@ class CommitInvariants:
         self._claims: dict[tuple[str, int], dict[Digest, dict[int, None]]] = {}
         self._states: dict[Digest, _State] = {}
         self._at: dict[int, tuple[int, Digest]] = {}
+        self._peers_in: Counter[int] = Counter()
+        """Number of peers in each round."""
         self._sent: dict[tuple[PeerId, int, int], _Sent] = {}
         self._longest: dict[int, NDArray[np.float64]] = {}
         self._given: dict[int, tuple[str, int]] = {}
@@ -102,7 +105,7 @@ class CommitInvariants:
     @property
     def frontier(self) -> int:
         """Latest round of an honest peer that runs."""
-        return max(self._at.values(), default=(0, b""))[0]
+        return max(self._peers_in, default=0)
 
     @property
     def together(self) -> bool:
@@ -142,7 +145,7 @@ class CommitInvariants:
 
         `residual`: that of gossip. `lost`: it may be lost.
         """
-        self._at[index] = (round, digest)
+        self._move(index, (round, digest))
         self._claim(index, round, digest, lineage)
         before, given = self._given.get(index, (lineage, 0))
         if before != lineage and self._manifest.exchange.on_split == "merge":
@@ -162,8 +165,9 @@ class CommitInvariants:
 
     def ended(self, index: int) -> None:
         """Record that a process ended."""
-        for table in (self._at, self._given, self._merged):
-            table.pop(index, None)
+        self._move(index, None)
+        self._given.pop(index, None)
+        self._merged.pop(index, None)
         if self.pairs is not None:
             self.pairs.ended(index)
 
@@ -190,7 +194,7 @@ class CommitInvariants:
             self._on_violation(
                 "round-order", index, f"round {round} after {'nothing' if before is None else f'round {before[0]}'}"
             )
-        self._at[index] = (round, digest)
+        self._move(index, (round, digest))
         if outcome.commit is not None:
             self._commits.setdefault(digest, outcome.commit)
         self._claim(index, round, digest, lineage)
@@ -216,6 +220,14 @@ class CommitInvariants:
         """Return what is stored of a state: the vectors only if the step is computed from them."""
         cut, parts = state.size // self._vectors, (state if self._known else NONE)
         return self._states.setdefault(digest, _State(round, parts[:cut].copy(), parts[cut:].copy()))
+
+    def _move(self, index: int, place: tuple[int, Digest] | None) -> None:
+        """Note the round and state of a peer; None: its process has ended."""
+        if (before := self._at.pop(index, None)) is not None:
+            self._peers_in -= Counter({before[0]: 1})
+        if place is not None:
+            self._at[index] = place
+            self._peers_in[place[0]] += 1
 
     # Checks
 
