@@ -44,8 +44,8 @@ class Timers:
         slot = due * SLOTS // 1.0 if due < math.inf else math.inf
         if slot <= self._slot:
             insort(self.near, entry)
-        elif slot in self._later:
-            self._later[slot].append(entry)
+        elif (later := self._later.get(slot)) is not None:
+            later.append(entry)
         else:
             self._later[slot] = [entry]
             heappush(self._slots, slot)

@@ -244,11 +244,14 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, *call: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self.now + delay, *call, context=context)
+        return self._plan(self.now + delay, call, context)
 
     def call_at(  # type: ignore[override]
         self, when: float, *call: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
+        return self._plan(when, call, context)
+
+    def _plan(self, when: float, call: tuple[Any, ...], context: Context | None) -> asyncio.TimerHandle:
         if self._closed:
             self._check()
         if when != when:
