@@ -31,11 +31,8 @@ RARE = (20_000_000, 1000, 20)
 """Thresholds of Python's cyclic garbage collector during a simulation.
 
 Nearly all objects that a simulation creates either stay alive or are freed without it: only simulated processes that have ended
-leave reference cycles, see `collect_ended`. Among a thousand peers, a look at all objects takes seconds.
+leave reference cycles, see `SimWorld.booted`. Among a thousand peers, a look at all objects takes seconds.
 """
-
-YOUNG = 500_000
-"""Objects created since the last look at them from which `collect_ended` looks at them."""
 
 EVENTS = 1 << 16
 """Bytes of trace events that are buffered before they are hashed together."""
@@ -299,12 +296,6 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._ready.clear()
         self._timers.clear()
         self._tasks.clear()
-
-
-def collect_ended() -> None:
-    """Free what simulated processes have left that have ended, if there may be much of it."""
-    if gc.get_count()[0] > YOUNG:
-        gc.collect(0)
 
 
 def current() -> SimLoop:

@@ -29,7 +29,7 @@ from thinwire.node.state.checkpoint_store import LATEST
 from thinwire.node.training.learner import Learner
 from thinwire.sims.engine.disk import SimDisk
 from thinwire.sims.engine.mounted_disk import MountedDisk
-from thinwire.sims.engine.virtual_loop import HOST, SimLoop, collect_ended
+from thinwire.sims.engine.virtual_loop import HOST, SimLoop
 from thinwire.sims.network.link import Gateway
 from thinwire.sims.network.network import EPOCH, SimNet
 from thinwire.sims.network.translator import Translator
@@ -151,8 +151,6 @@ class Machine:
     def boot(self) -> None:
         """Start a process, unless one runs or the peer has left for good."""
         if self.process is None and not self.gone:
-            if self.starts:
-                collect_ended()
             self.starts += 1
             self.process = Process(self)
             self.world.booted(self)

@@ -1,4 +1,4 @@
-"""Memory of simulations without restarts: reference counts free all objects of the product and of the simulator."""
+"""Memory of simulations: without restarts nothing is left in reference cycles, and ended processes are freed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 from collections import Counter
 
 import pytest
+from thinwire.sims.peers.machine import Process
 from thinwire.sims.results.journal import Journal
 from thinwire.sims.scenario.faults import Fault
 from thinwire.sims.simulation.world import simulate
@@ -41,3 +42,15 @@ def piled_up(outer: str, seconds: float) -> Counter[str]:
 @pytest.mark.parametrize("outer", ["sync_every = 4", 'method = "noloco"\nsync_every = 4'], ids=["diloco", "noloco"])
 def test_swarm_without_restarts_leaves_no_reference_cycles(outer: str) -> None:
     assert not piled_up(outer, 30.0)
+
+
+def test_ended_processes_are_freed_when_there_are_as_many_as_peers() -> None:
+    peers, alive = 4, list[int]()
+    faults = [Fault(5.0 + 2.0 * number, "restart", (1 + number % 3,), seconds=0.5) for number in range(15)]
+
+    def look(journal: Journal) -> None:
+        alive.append(sum(isinstance(one, Process) for one in gc.get_objects()))
+
+    run = simulate(swarm_of(peers, manifest_of("sync_every = 4"), seconds=40.0, faults=faults), preset=PACE, watch=look)
+    assert not run.violations and sum(event.name == "down" for event in run.journal.events) > 15
+    assert max(alive) <= 2 * peers + 1
