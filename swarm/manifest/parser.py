@@ -35,7 +35,7 @@ SUITS = "remove the key: every method has a suitable default"
 _DOMAIN = "manifest"
 
 _fields_of = cache(msgspec.structs.fields)
-"""Fields of a table, which take a millisecond to find; a thousand simulated peers read the same manifest."""
+"""Fields of a table; to find them takes a millisecond, and a thousand simulated peers need them."""
 
 
 def parse(toml: str | bytes, name: str = "run.toml") -> Manifest:
