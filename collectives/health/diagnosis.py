@@ -177,12 +177,16 @@ class Diagnosis:
         else:
             flow.add(nbytes, now)
 
-    def on_clock(self, peer: PeerId, ahead: float) -> None:
-        """Process a comparison of clocks: the peer's wall clock is `ahead` seconds ahead of ours."""
+    def on_clock(self, peer: PeerId, ahead: float, interval: int | None = None) -> None:
+        """Process a comparison of clocks: the peer's wall clock is `ahead` seconds ahead of ours.
+
+        Comparisons of one `interval` share a mark, which is bad if all of them are: messages that have waited, such as while
+        we were suspended, arrive together, and make the clock of their sender appear to be behind.
+        """
         self._away.pop(peer, None)
         if (away := self._clocks.compare(peer, ahead)) is not None:
             text = f"its clock is {abs(away):.0f} s {'ahead of' if away > 0 else 'behind'} most others'"
-            self._mark(peer, "clock skew", abs(away) > CLOCK_TOLERANCE, text)
+            self._mark(peer, "clock skew", abs(away) > CLOCK_TOLERANCE, text, interval)
 
     def on_attendance(self, peer: PeerId, *, late: bool, seconds: float) -> None:
         """Process the lateness of a member in a finished round.

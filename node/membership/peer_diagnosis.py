@@ -76,7 +76,7 @@ class PeerDiagnosis:
                 self.diagnosis.ready(peer, message.round, message.speed, fragment=message.fragment)
                 self._compare()
         elif isinstance(message, WallClock):
-            self.diagnosis.on_clock(peer, message.wall - self._wall())
+            self.diagnosis.on_clock(peer, message.wall - self._wall(), int(self._now() // CLOCK_SECONDS))
             self._compare()
             return True
         return False

@@ -11,18 +11,19 @@ ONE, TWO, UNHEALTHY = (bytes([i]) * 32 for i in range(3))
 
 
 def watching():
-    events, live = [], {ONE, TWO, UNHEALTHY}
+    events, live, clock = [], {ONE, TWO, UNHEALTHY}, SimpleNamespace(now=0.0)
     watch = PeerDiagnosis(
         None,
         SimpleNamespace(control=lambda peer, message: None),
         live,
-        now=lambda: 0.0,
+        now=lambda: clock.now,
         wall=lambda: 1e9,
         emit=lambda kind, fields: events.append((kind, fields["peer"], fields["detail"])),
     )
 
-    def hours(peer, ahead, count=1):
+    def hours(peer, ahead, count=1, apart=CLOCK_SECONDS):
         for _ in range(count):
+            clock.now += apart
             assert watch.saw(peer, Frame(WallClock(10**9 + ahead), b""))
 
     for peer in (ONE, TWO):
@@ -40,6 +41,17 @@ def test_new_link_alone_does_not_clear_a_finding():
     assert len(events) == 1 and watch.shown(UNHEALTHY).startswith("clock skew")
     hours(UNHEALTHY, 0, 8)
     assert events[1:] == [("healthy", UNHEALTHY.hex(), "clock skew")] and watch.shown(UNHEALTHY) == ""
+
+
+def test_clocks_that_were_told_while_we_were_suspended_are_no_finding():
+    """The messages of a minute arrive together; the newest of them is right."""
+    watch, events, _, hours = watching()
+    hours(UNHEALTHY, 0)
+    for late in (60, 50, 40, 31, 20, 10):
+        hours(UNHEALTHY, -late, apart=0.0)
+    assert not events and watch.shown(UNHEALTHY) == ""
+    hours(UNHEALTHY, -60, 3)
+    assert len(events) == 1 and watch.shown(UNHEALTHY).startswith("clock skew")
 
 
 def test_finding_about_absent_peer_ends_with_an_event():
