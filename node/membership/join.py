@@ -49,6 +49,15 @@ class NoPlace(Refused):
     exit_code: ClassVar[int] = 4
 
 
+class WrongClock(Refused):
+    """The clocks of a peer and of this machine differ too much.
+
+    Its code is one after which a service is started again: many machines have a wrong clock until they reach an NTP server.
+    """
+
+    exit_code: ClassVar[int] = 4
+
+
 async def knock(
     contacts: Sequence[Contact],
     hello: Callable[[], Hello],
@@ -98,7 +107,8 @@ async def knock(
                     if answer.code in ADVICE:
                         verdict = "cannot be joined" if answer.code == "signature" else "refused us"
                         text = f"{contact.address} {verdict} ({answer.code}): {answer.detail}"
-                        refusals[contact], there = Refused(text, ADVICE[answer.code]), there or answer.code != "run"
+                        kind = WrongClock if answer.code == "signature" else Refused
+                        refusals[contact], there = kind(text, ADVICE[answer.code]), there or answer.code != "run"
                 if again:
                     hopeful = True
                     refusals.pop(contact, None)  # it was asked again, and gives another answer
