@@ -9,9 +9,10 @@ from thinwire.node.api.background_peer import BackgroundPeer
 from thinwire.node.api.group_peer import GroupPeer
 from thinwire.node.api.ranks import Ranks, check_alone, check_launch
 from thinwire.node.api.swarm import Swarm
-from thinwire.node.peer.bootstrap import arriving, founding
+from thinwire.node.peer.bootstrap import RunEntry, arriving, founding
 from thinwire.node.peer.peer_services import GATHER_SECONDS
-from thinwire.node.runtime.load_settings import load
+from thinwire.node.runtime.load_settings import Config, load
+from thinwire.swarm.identity.invite import InviteError
 from thinwire.swarm.identity.regular_file import content_of
 from thinwire.swarm.manifest.manifest import ManifestError
 from thinwire.swarm.manifest.parser import parse as parse_manifest
@@ -63,7 +64,7 @@ def join(
     def peer() -> BackgroundPeer:
         config, text = load(flags, os.environ), os.fspath(invite_or_toml)
         if isinstance(invite_or_toml, str) and not text.endswith(".toml"):
-            entry = arriving(text, config)
+            entry = _arriving(text, config)
         else:
             entry = founding(_read_custom(Path(text)), config, Path(text).name, new=new)
         return BackgroundPeer(entry, wait_for, wait_seconds)
@@ -71,6 +72,13 @@ def join(
     if group is not None and (ranks := Ranks(group)).size > 1:
         return Swarm(GroupPeer(ranks, peer))
     return Swarm(peer(), alone=group is None)
+
+
+def _arriving(text: str, config: Config) -> RunEntry:
+    try:
+        return arriving(text, config)
+    except InviteError as error:
+        raise InviteError(str(error), f"{error.hint}; the path of a manifest ends in .toml") from None
 
 
 def _read_custom(path: Path) -> bytes:

@@ -70,7 +70,8 @@ class Reporter:
         self.fp32_bytes = 0.0
         self.checkpoint = ""
         self._standing = StandingAlarms()
-        self._alarms: dict[str, None] = {}
+        self._alarms: dict[str, str] = {}
+        """Alarms of this process, each with the reason of its end; empty: it has not ended."""
         self._lineages = LineageAlarms()
         self._write, self._log, self._wall, self._name, self._process = write, log, wall, name, process
         self.group, self._memory = group, memory
@@ -90,8 +91,8 @@ class Reporter:
         if kind == "alarm":
             text = str(fields.get("detail", ""))
             self._standing.begin(text)
-            if len(self._alarms) < ALARMS:
-                self._alarms[text] = None
+            if len(self._alarms) < ALARMS or text in self._alarms:
+                self._alarms[text] = ""
             self._log(WARNING, text, {"kind": kind, **fields})
         else:
             quiet = kind in QUIET or (
@@ -169,6 +170,8 @@ class Reporter:
     def end_alarm(self, text: str, summary: str) -> None:
         """Report that the alarm with this text has ended; the status does not show it any more."""
         self._standing.end(text)
+        if text in self._alarms:
+            self._alarms[text] = summary
         self.emit("alarm_over", {"alarm": text, "detail": summary})
 
     def summary(self, peer: Peer) -> None:
@@ -180,8 +183,8 @@ class Reporter:
             figures = {"kind": "plan and outcome", "figures": msgspec.to_builtins(self._compared)}
             self._log(INFO, f"plan and outcome: {comparison_text(self._compared)}", figures)
         summaries = self._lineages.summaries
-        for alarm in self._alarms:
-            text = summaries.get(alarm, alarm)
+        for alarm, end in self._alarms.items():
+            text = summaries.get(alarm) or (f"{alarm}; it has ended: {end}" if end else alarm)
             self._log(WARNING, f"alarm of this run: {text}", {"kind": "alarm of this run", "detail": text})
 
     def _plan_and_outcome(self, peer: Peer) -> tuple[Comparison, ...]:

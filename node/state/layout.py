@@ -144,7 +144,10 @@ class Layout:
         if vector.dtype not in (np.float32, torch.float32) or vector.ndim != 1 or not flat:
             raise ValueError(f"expected flat float32, not {vector.dtype} {tuple(vector.shape)}")
         for piece, inner, outer in self.touched(start, start + len(vector)):
-            parameter = module.get_parameter(piece.name).detach()
+            try:
+                parameter = module.get_parameter(piece.name).detach()
+            except AttributeError:
+                raise ValueError(f"the model has no parameter {piece.name} any more") from None
             check_unchanged(piece, parameter)
             yield parameter, inner, outer
 

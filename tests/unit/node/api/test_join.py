@@ -49,6 +49,12 @@ def test_join_under_torchrun_without_a_group_is_refused(run, tmp_path, monkeypat
     assert "init_process_group" in error.value.hint
 
 
+def test_text_that_is_no_invite_and_no_path_is_refused_with_both_forms(tmp_path):
+    with pytest.raises(thinwire.InviteError) as error:
+        thinwire.join(str(tmp_path / "run.yaml"), home=tmp_path / "home")
+    assert "tw1" in error.value.hint and ".toml" in error.value.hint
+
+
 def test_join_with_a_changed_manifest_begins_another_run_only_if_asked(run, tmp_path):
     settings = dict(home=tmp_path / "home", host="127.0.0.1")
     with thinwire.join(run, **settings) as swarm:

@@ -60,6 +60,18 @@ def test_summary_names_the_lineage_and_each_alarm_once():
     ]
 
 
+def test_summary_tells_that_an_alarm_has_ended_unless_it_was_raised_again():
+    report, lines = reporter()
+    for text in ("disk full", "no directory"):
+        report.emit("alarm", {"detail": text})
+        report.end_alarm(text, "it works again")
+    report.emit("alarm", {"detail": "no directory"})
+    lines.clear()
+    report.summary(SimpleNamespace(ready=False))
+    shown = [text for _, text in lines]
+    assert shown == ["alarm of this run: disk full; it has ended: it works again", "alarm of this run: no directory"]
+
+
 def test_only_an_audit_that_finds_a_false_result_is_printed():
     report, lines = reporter()
     for false in (False, True):

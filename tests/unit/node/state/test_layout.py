@@ -158,6 +158,8 @@ def test_layout_refuses_wrong_arrays_and_ranges() -> None:
         layout.read(nn.Linear(5, 3), np.zeros(20, np.float32))
     with pytest.raises(ValueError, match=r"bias is float64 \(5,\) now, it was float32 \(5,\)"):
         layout.read(nn.Linear(3, 5).double(), np.zeros(20, np.float32))
+    with pytest.raises(ValueError, match="no parameter bias any more"):
+        layout.read(nn.Linear(3, 5, bias=False), np.zeros(20, np.float32))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
