@@ -178,14 +178,27 @@ def matches(offer: StateOffer, proven: Configuration | None) -> bool:
     )
 
 
-def best(offers: Offers, ours: tuple[Digest, int], peers: Collection[PeerId]) -> tuple[tuple[PeerId, ...], bool]:
+@dataclass(frozen=True, slots=True)
+class LocalState:
+    """State of this peer: digest of its layout, size in bytes, and hashes of its chunks."""
+
+    layout: Digest
+    nbytes: int
+    hashes: Sequence[Digest]
+
+    def has_model_of(self, offer: StateOffer) -> bool:
+        """Return True if a peer offers a state of the same model."""
+        return (offer.layout, offer.nbytes) == (self.layout, self.nbytes)
+
+
+def best(offers: Offers, ours: LocalState, peers: Collection[PeerId]) -> tuple[tuple[PeerId, ...], bool]:
     """Return the peers, sorted, with the best offer, and True if it is sure.
 
     It is sure if more than half of its members among `peers` make it. Without a majority among different states after one
-    round, no offer is the best. An offer of a state like `ours` is better than others. A peer without a chain cannot compare
+    round, no offer is the best. An offer of the model of `ours` is better than others. A peer without a chain cannot compare
     two beginnings of the run by different founders; then the founder that most peers name counts.
     """
-    same = {peer: one for peer, one in offers.items() if (one.offer.layout, one.offer.nbytes) == ours}
+    same = {peer: one for peer, one in offers.items() if ours.has_model_of(one.offer)}
     found = same or offers
     if not found:
         return (), False
@@ -213,16 +226,14 @@ def best(offers: Offers, ours: tuple[Digest, int], peers: Collection[PeerId]) ->
     return chosen, bool(same) and sure
 
 
-def newest(offers: Offers, below: int, ours: tuple[Digest, int]) -> tuple[PeerId, ...]:
-    """Return the peers, sorted, that have the newest copy of a state like `ours` of a round below `below`.
+def newest(offers: Offers, below: int, ours: LocalState) -> tuple[PeerId, ...]:
+    """Return the peers, sorted, that have the newest copy of a state of this model before round `below`.
 
     Of two copies of the same round, the one that more peers have is taken.
     """
     found = {peer: one.offer for peer, one in offers.items()}
     copies = Counter(
-        (offer.round, offer.digest)
-        for offer in found.values()
-        if offer.round < below and (offer.layout, offer.nbytes) == ours
+        (offer.round, offer.digest) for offer in found.values() if offer.round < below and ours.has_model_of(offer)
     )
     if not copies:
         return ()
@@ -230,12 +241,13 @@ def newest(offers: Offers, below: int, ours: tuple[Digest, int]) -> tuple[PeerId
     return tuple(sorted(peer for peer, offer in found.items() if offer.digest == digest))
 
 
-def replay_of(offers: Offers, offer: StateOffer, reached: int | None, have: Sequence[Digest]) -> Replay | None:
+def replay_of(offers: Offers, offer: StateOffer, reached: int | None, ours: LocalState) -> Replay | None:
     """Return the rounds since `reached`, if peers with this offer serve them in fewer bytes."""
     if reached is None or not 0 < (rounds := offer.round - reached):
         return None
     same = {peer: one for peer, one in sorted(offers.items()) if one.offer.digest == offer.digest}
-    differ = sum(ours != theirs for ours, theirs in zip(have, next(iter(same.values())).hashes, strict=False))
+    theirs = next(iter(same.values())).hashes
+    differ = sum(own != other for own, other in zip(ours.hashes, theirs, strict=False))
     costs = {p: one.offer.results * rounds // one.offer.replay for p, one in same.items() if one.offer.replay >= rounds}
     shorter = {peer: cost for peer, cost in costs.items() if cost < differ * CHUNK_BYTES}
     if 2 * len(shorter) < max(1, len(same)):

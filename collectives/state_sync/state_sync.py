@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from thinwire.collectives.state_sync.chunk_transfer import ChunkTransfer, PartialState
 from thinwire.collectives.state_sync.offer_search import Accept, OfferSearch, StateMessage, accept_all
-from thinwire.collectives.state_sync.state_offers import Offers, Replay, best, newest, replay_of
+from thinwire.collectives.state_sync.state_offers import LocalState, Offers, Replay, best, newest, replay_of
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.messages.registry import (
     Chain,
@@ -50,10 +50,8 @@ async def fetch_state(
     peers: Collection[PeerId],
     send: Callable[[PeerId, Message], None],
     receive_queue: asyncio.Queue[StateMessage],
+    ours: LocalState,
     *,
-    layout: Digest,
-    have: Sequence[Digest],
-    nbytes: int,
     patience: float,
     accept: Accept = accept_all,
     partial: PartialState | None = None,
@@ -67,18 +65,19 @@ async def fetch_state(
     Returns None if no peer offers a state that is accepted (try again), OtherModelState if only states of another
     model are offered, and Replay if the results of the rounds since the local state have fewer bytes.
 
-    peers: reachable peers. The collection may change meanwhile: new peers are asked, and departed ones are not waited for.
-    have: hashes of the local chunks; nbytes: size of the state; both follow from the layout. patience: seconds to wait for all
-    offers; after MOST_PATIENCES of them the peers that have answered are enough. If all have answered, but were between two
-    rounds, they are asked again at once. accept: decides which offers count. partial: remains of earlier tries, updated by
-    this one. receive_queue: messages about this `fragment`.
-    turn: held during the transfer, to limit the number of simultaneous transfers of several states; after waiting for it,
-    offers are requested again, because rounds have continued. copy_below: look for a backup copy of a state whose
-    holders have all departed, namely the newest copy of a round below this one, on any peer. reached: returns the round
-    of the local state if the offered one continues it, else None.
+    - `peers`: reachable peers. The collection may change meanwhile: new peers are asked, and departed ones are not waited for.
+    - `receive_queue`: messages about this `fragment`.
+    - `patience`: seconds to wait for all offers. After MOST_PATIENCES of them the peers that have answered are enough. If all
+      have answered, but were between two rounds, they are asked again at once.
+    - `accept`: decides which offers count.
+    - `partial`: remains of earlier tries, updated by this one.
+    - `turn`: held during the transfer, to limit the number of simultaneous transfers of several states. After a wait for it,
+      offers are requested again, because rounds have continued.
+    - `copy_below`: look for a backup copy of a state whose holders have all departed: for the newest copy of a round below
+      this one, on any peer.
+    - `reached`: returns the round of the local state if the offered one continues it, else None.
     """
     partial = PartialState() if partial is None else partial
-    ours = (layout, nbytes)
     question = StateAsk(fragment, copy_below is not None)
 
     def choose(found: Offers) -> tuple[tuple[PeerId, ...], bool]:
@@ -92,7 +91,7 @@ async def fetch_state(
             partial.search = replace(search.progress, limit=patience, over=True)
             return None
         partial.search = None
-        return (search, offer) if (offer.layout, offer.nbytes) == ours else OtherModelState(offer.nbytes)
+        return (search, offer) if ours.has_model_of(offer) else OtherModelState(offer.nbytes)
 
     found = await find()
     if not isinstance(found, tuple):
@@ -102,10 +101,10 @@ async def fetch_state(
         if not isinstance(found, tuple):
             return found
         search, offer = found
-        if (replay := replay_of(search.offers, offer, reached(offer), have)) is not None:
+        if (replay := replay_of(search.offers, offer, reached(offer), ours)) is not None:
             return replay
         return await _fetch(
-            search, offer, send, receive_queue, have=have, patience=patience, partial=partial, fragment=fragment
+            search, offer, send, receive_queue, have=ours.hashes, patience=patience, partial=partial, fragment=fragment
         )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from thinwire.collectives.state_sync.chunk_transfer import IN_FLIGHT, PartialState
 from thinwire.collectives.state_sync.offer_search import LAST_ROUND, MOST_PATIENCES, Accept, StateMessage
-from thinwire.collectives.state_sync.state_offers import ReceivedChains, Replay, vouched
+from thinwire.collectives.state_sync.state_offers import LocalState, ReceivedChains, Replay, vouched
 from thinwire.collectives.state_sync.state_sync import FetchedState, OtherModelState, fetch_state
 from thinwire.collectives.transport.rate_limit import TokenBuckets
 from thinwire.collectives.transport.sending.send_queue import SendQueue
@@ -281,9 +281,7 @@ class StateServer:
                 peers,
                 self._send,
                 self._receive_queue,
-                layout=self._replica.layout,
-                have=self._replica.hashes,
-                nbytes=self._replica.state.nbytes,
+                LocalState(self._replica.layout, self._replica.state.nbytes, self._replica.hashes),
                 patience=patience,
                 accept=accept,
                 partial=self._partial,

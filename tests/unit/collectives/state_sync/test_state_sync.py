@@ -8,7 +8,7 @@ import pytest
 from kit.outer.chains import accepting, opened
 from thinwire.collectives.state_sync import chunk_transfer
 from thinwire.collectives.state_sync.chunk_transfer import PartialState
-from thinwire.collectives.state_sync.state_offers import Replay, state_digest
+from thinwire.collectives.state_sync.state_offers import LocalState, Replay, state_digest
 from thinwire.collectives.state_sync.state_sync import OtherModelState, fetch_state
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
@@ -43,7 +43,7 @@ def fetch(sources, have, **more):
         hashes = [blake3.blake3(have).digest()]
         # All answer at once, so the patience is never used up.
         return await fetch_state(
-            sources, send, receive_queue, layout=LAYOUT, have=hashes, nbytes=len(have), patience=60.0, **more
+            sources, send, receive_queue, LocalState(LAYOUT, len(have), hashes), patience=60.0, **more
         )
 
     return asyncio.run(run())
@@ -190,9 +190,7 @@ def test_unanswered_or_outdated_sources_are_asked_again():
             (FOUNDER, SECOND),
             send,
             receive_queue,
-            layout=LAYOUT,
-            have=[bytes(32)],
-            nbytes=4,
+            LocalState(LAYOUT, 4, [bytes(32)]),
             patience=2.0,
             accept=accepting(lambda offer, chain: offer.round > 4),
         )
@@ -216,7 +214,7 @@ def test_lost_peer_is_no_source(when):
                 receive_queue.put_nowait((peer, opened(source.answer(message))))
 
         fetched = await fetch_state(
-            (FOUNDER, SECOND, THIRD), send, receive_queue, layout=LAYOUT, have=[bytes(32)], nbytes=4, patience=2.0
+            (FOUNDER, SECOND, THIRD), send, receive_queue, LocalState(LAYOUT, 4, [bytes(32)]), patience=2.0
         )
         return fetched, loop.time()
 
@@ -235,7 +233,7 @@ def test_new_peers_are_asked_and_lost_peers_are_not_waited_for():
             if peer != THIRD:
                 receive_queue.put_nowait((peer, opened(source.answer(message))))
 
-        fetched = await fetch_state(peers, send, receive_queue, layout=LAYOUT, have=[bytes(32)], nbytes=4, patience=2.0)
+        fetched = await fetch_state(peers, send, receive_queue, LocalState(LAYOUT, 4, [bytes(32)]), patience=2.0)
         return fetched, loop.time()
 
     fetched, took = virtual_loop.run(main(), seed=1)
@@ -255,7 +253,7 @@ def test_peers_that_appear_after_all_answers_are_not_waited_for():
             )
 
         loop.call_at(0.05, peers.update, (SECOND, THIRD))
-        fetched = await fetch_state(peers, send, receive_queue, layout=LAYOUT, have=[bytes(32)], nbytes=4, patience=2.0)
+        fetched = await fetch_state(peers, send, receive_queue, LocalState(LAYOUT, 4, [bytes(32)]), patience=2.0)
         return fetched, loop.time()
 
     fetched, took = virtual_loop.run(main(), seed=1)
@@ -320,9 +318,7 @@ class Crowd:
                 self.peers,
                 self.send,
                 self.receive_queue,
-                layout=LAYOUT,
-                have=[bytes(32)],
-                nbytes=4,
+                LocalState(LAYOUT, 4, [bytes(32)]),
                 patience=2.0,
                 **more,
             )
@@ -391,9 +387,7 @@ def test_only_source_is_not_waited_for_when_gone():
         def send(peer, message):
             receive_queue.put_nowait((peer, None))
 
-        fetched = await fetch_state(
-            [FOUNDER], send, receive_queue, layout=LAYOUT, have=[bytes(32)], nbytes=4, patience=2.0
-        )
+        fetched = await fetch_state([FOUNDER], send, receive_queue, LocalState(LAYOUT, 4, [bytes(32)]), patience=2.0)
         return fetched, asyncio.get_running_loop().time()
 
     assert virtual_loop.run(main(), seed=1) == (None, 0)

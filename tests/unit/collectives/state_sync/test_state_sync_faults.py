@@ -11,7 +11,7 @@ from kit.outer.chains import accepting, certificate, opened
 from thinwire.collectives.consensus.chain import encode
 from thinwire.collectives.state_sync.chunk_transfer import IN_FLIGHT, LATEST, SILENCE, PartialState
 from thinwire.collectives.state_sync.offer_search import LAST_ROUND, MOST_PATIENCES
-from thinwire.collectives.state_sync.state_offers import state_digest
+from thinwire.collectives.state_sync.state_offers import LocalState, state_digest
 from thinwire.collectives.state_sync.state_sync import fetch_state
 from thinwire.node.outer.state_progress import REPORT_SECONDS, StateProgress
 from thinwire.sims.engine import virtual_loop
@@ -80,7 +80,7 @@ def fetch(sources, have, **more):
             receive_queue.put_nowait((peer, opened(frame)))
 
         fetched = await fetch_state(
-            named, send, receive_queue, layout=LAYOUT, have=hashes(have), nbytes=len(have), patience=PATIENCE, **more
+            named, send, receive_queue, LocalState(LAYOUT, len(have), hashes(have)), patience=PATIENCE, **more
         )
         return fetched, loop.time()
 
@@ -122,7 +122,7 @@ def test_fetch_after_waiting_its_turn_uses_current_offers():
             loop.call_later(0.01, receive_queue.put_nowait, (peer, opened(frame)))
 
         fetched = await fetch_state(
-            PEERS[:1], send, receive_queue, layout=LAYOUT, have=(), nbytes=SIZE, patience=PATIENCE, turn=turn
+            PEERS[:1], send, receive_queue, LocalState(LAYOUT, SIZE, ()), patience=PATIENCE, turn=turn
         )
         return fetched, loop.time(), turn.locked()
 
@@ -152,7 +152,7 @@ def test_frames_during_the_wait_for_a_turn_do_not_accumulate():
             receive_queue.put_nowait((peer, opened(source.answer(message))))
 
         return await fetch_state(
-            PEERS[:1], send, receive_queue, layout=LAYOUT, have=(), nbytes=SIZE, patience=PATIENCE, turn=turn
+            PEERS[:1], send, receive_queue, LocalState(LAYOUT, SIZE, ()), patience=PATIENCE, turn=turn
         )
 
     fetched = virtual_loop.run(main(), seed=1)
@@ -167,7 +167,7 @@ def test_state_that_nobody_offers_takes_no_turn():
             receive_queue.put_nowait((peer, Frame(StateOffer(0, bytes(32), LAYOUT, SIZE, ()))))
 
         return await fetch_state(
-            PEERS[:2], send, receive_queue, layout=LAYOUT, have=(), nbytes=SIZE, patience=PATIENCE, turn=turn
+            PEERS[:2], send, receive_queue, LocalState(LAYOUT, SIZE, ()), patience=PATIENCE, turn=turn
         )
 
     assert virtual_loop.run(main(), seed=1) is None
