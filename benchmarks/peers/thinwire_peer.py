@@ -12,7 +12,7 @@ import uvloop
 from numpy.typing import NDArray
 from thinwire.collectives.transport.interface import Contact
 from thinwire.collectives.transport.shared_memory.local_sockets import usual_folder
-from thinwire.collectives.transport.zeromq.transport import ZmqTransport
+from thinwire.collectives.transport.zeromq.transport import ListenAddress, ZmqTransport
 from thinwire.compression.compile_kernels import warm_up
 from thinwire.compression.registry import dense
 from thinwire.swarm.identity.identity import Identity
@@ -28,6 +28,13 @@ RUN = bytes(32)
 def now() -> int:
     """Unix time in seconds."""
     return int(time.time())
+
+
+def listen_address(options: dict[str, Any]) -> ListenAddress:
+    """Return the addresses of this peer; by default any free ports on loopback."""
+    host, port = options.get("host", "127.0.0.1"), options.get("port", 0)
+    ports = range(*options["ports"]) if "ports" in options else None
+    return ListenAddress(host, port, ports, tuple(options.get("advertise", ())))
 
 
 async def main(options: dict[str, Any]) -> None:
@@ -46,16 +53,12 @@ async def main(options: dict[str, Any]) -> None:
         assert record is not None  # the address is not sent before the record exists
         return Welcome(record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
 
-    ports = range(*options["ports"]) if "ports" in options else None
     transport = ZmqTransport(
         identity,
         run_id=RUN,
         admit=admit,
         wall=now,
-        host=options.get("host", "127.0.0.1"),
-        port=options.get("port", 0),
-        ports=ports,
-        advertise=tuple(options["advertise"]) if "advertise" in options else None,
+        listen=listen_address(options),
         streams=options.get("streams", 2),
         shared=usual_folder() if options.get("shared") else None,
     )

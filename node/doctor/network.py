@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from thinwire.collectives.transport.addresses.observed_addresses import Sighting, judge
 from thinwire.collectives.transport.interface import Contact
 from thinwire.collectives.transport.zeromq.listener import PortTaken
-from thinwire.collectives.transport.zeromq.transport import ZmqTransport
+from thinwire.collectives.transport.zeromq.transport import ListenAddress, ZmqTransport
 from thinwire.node.doctor.check import Check, failed, passed, skipped
 from thinwire.node.membership.port_mapping import MappingFailed, Router, map_by_any
 from thinwire.node.runtime.load_settings import Config, member_ports
@@ -41,9 +41,9 @@ async def check_network(
         run_id=invite.run_id if invite is not None else bytes(32),
         admit=lambda hello, record, source: Refuse("busy", "this is only a check of the network"),
         wall=lambda: int(wall()),
-        host=config.host,
-        port=0 if listening else config.port,
-        ports=None if listening else member_ports(config),
+        listen=ListenAddress(config.host)
+        if listening
+        else ListenAddress(config.host, config.port, member_ports(config)),
     )
     try:
         await transport.open()

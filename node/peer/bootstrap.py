@@ -15,7 +15,7 @@ from pathlib import Path
 from thinwire.collectives.transport.interface import Admit, Loan, Transport
 from thinwire.collectives.transport.shared_memory.local_sockets import usual_folder
 from thinwire.collectives.transport.zeromq.listener import PortTaken
-from thinwire.collectives.transport.zeromq.transport import ZmqTransport
+from thinwire.collectives.transport.zeromq.transport import ListenAddress, ZmqTransport
 from thinwire.node.membership.join import SEARCH_SECONDS
 from thinwire.node.membership.port_file import PortFile
 from thinwire.node.methods.registry import check_codec
@@ -170,10 +170,7 @@ def _transport_opener(identity: Identity, run_id: bytes, config: Config) -> Open
             transport = ZmqTransport(
                 identity,
                 run_id=run_id,
-                host=config.host,
-                port=port,
-                ports=member_ports(config),
-                advertise=advertise or None,
+                listen=ListenAddress(config.host, port, member_ports(config), advertise),
                 admit=admit,
                 wall=lambda: int(time.time()),
                 up=config.up or 0,

@@ -7,7 +7,7 @@ import uvloop
 from thinwire.collectives.transport.interface import Contact
 from thinwire.collectives.transport.zeromq.limits import Limits
 from thinwire.collectives.transport.zeromq.record_crypto import SHARED
-from thinwire.collectives.transport.zeromq.transport import ZmqTransport
+from thinwire.collectives.transport.zeromq.transport import ListenAddress, ZmqTransport
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
@@ -16,8 +16,11 @@ from thinwire.swarm.messages.registry import VERSION, Chunk, Hello, Ping, Refuse
 RUN = b"r" * 32
 
 
+LISTEN = {"host", "port", "ports", "advertise"}
+
+
 class Peer:
-    """A transport with its identity and record; `admit` may be replaced."""
+    """A transport with its identity and record; `admit` may be replaced. `options` have the fields of its ListenAddress."""
 
     def __init__(self, seed, *, identity=None, run_id=RUN, limits=None, wall=lambda: int(time.time()), **options):
         self.identity = identity or Identity.generate(bytes([seed]) * 32)
@@ -26,7 +29,13 @@ class Peer:
         self.hellos, self.sources = [], []
         self.limits = limits or Limits()
         self.transport = ZmqTransport(
-            self.identity, run_id=run_id, admit=self.admit, wall=wall, limits=self.limits, **options
+            self.identity,
+            run_id=run_id,
+            admit=self.admit,
+            wall=wall,
+            listen=ListenAddress(**{key: options.pop(key) for key in LISTEN.intersection(options)}),
+            limits=self.limits,
+            **options,
         )
         self.id = self.identity.peer_id
         self.record = None

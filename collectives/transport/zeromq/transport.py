@@ -67,15 +67,35 @@ class LinkStats:
     silent: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """Addresses at which a peer listens, and those that it announces.
+
+    - `host`, `port`: of the gate (port 0: any).
+    - `ports`: range for bulk and member ports (None: any); peers dial them at the host of the gate.
+    - `advertise`: addresses of the gate to announce instead.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    ports: range | None = None
+    advertise: tuple[str, ...] = ()
+
+
+LOOPBACK = ListenAddress()
+
+
 class ZmqTransport:
     """Implementation of `Transport`. Create and open it inside a running event loop.
 
-    `host`, `port`: where the gate listens (0: any port). `advertise`: gate addresses to announce instead. `ports`:
-    range for bulk and member ports (None: any); peers dial them at the host of the gate. `wall`: unix time in seconds.
-    `streams`: bulk streams per link. `up`: limit in bytes/s for outgoing bulk data (0: none). `loan`: terms of relaying between
-    peers that cannot reach each other. `shared`: folder in which peers of this user and machine find each other, to share
-    memory (None, or with `up`: they use TCP, too). `workers`: threads in which bulk data is sealed, opened and hashed (None: as
-    many threads of our own as there are cores, at most THREADS; none on a machine with fewer than FEWEST_CORES).
+    - `wall`: unix time in seconds.
+    - `streams`: bulk streams per link.
+    - `up`: limit in bytes/s for outgoing bulk data (0: none).
+    - `loan`: terms of relaying between peers that cannot reach each other.
+    - `shared`: folder in which peers of this user and machine find each other, to share memory (None, or with `up`: they use
+      TCP, too).
+    - `workers`: threads in which bulk data is sealed, opened and hashed (None: as many threads of our own as there are
+      cores, at most THREADS; none on a machine with fewer than FEWEST_CORES).
     """
 
     def __init__(
@@ -85,10 +105,7 @@ class ZmqTransport:
         run_id: bytes,
         admit: Admit,
         wall: Callable[[], int],
-        host: str = "127.0.0.1",
-        port: int = 0,
-        advertise: tuple[str, ...] | None = None,
-        ports: range | None = None,
+        listen: ListenAddress = LOOPBACK,
         streams: int = 2,
         limits: Limits | None = None,
         up: int = 0,
@@ -97,8 +114,8 @@ class ZmqTransport:
         workers: Workers | None = None,
     ) -> None:
         self._identity, self._wall = identity, wall
-        self._host, self._port, self._advertise = host, port, advertise or ()
-        self._ports, self._limits = ports or range(0, 1), limits or Limits()
+        self._host, self._port, self._advertise = listen.host, listen.port, listen.advertise
+        self._ports, self._limits = listen.ports or range(0, 1), limits or Limits()
         self._context: Context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 16384)
         # The ZAP handler exists before any socket is bound, so no key is ever admitted without a check.

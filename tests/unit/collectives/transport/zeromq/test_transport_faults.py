@@ -20,7 +20,7 @@ CHILD = """
 import asyncio, sys, time
 import uvloop
 from thinwire.collectives.transport.interface import RESET, Contact
-from thinwire.collectives.transport.zeromq.transport import ZmqTransport
+from thinwire.collectives.transport.zeromq.transport import ListenAddress, ZmqTransport
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.messages.registry import VERSION, Hello, Ping, Chunk, Welcome
@@ -32,7 +32,7 @@ async def main():
     record = None
     def admit(hello, stranger, source):
         return Welcome(record.wire, b"", bytes(32), bytes(64), (), "", "", bytes(32))
-    transport = ZmqTransport(identity, run_id=run, admit=admit, wall=lambda: int(time.time()), port=port)
+    transport = ZmqTransport(identity, run_id=run, admit=admit, wall=lambda: int(time.time()), listen=ListenAddress(port=port))
     await transport.open()
     record = PeerRecord.create(
         identity, run_id=run, addresses=transport.addresses(), sequence=sequence, issued=int(time.time())
