@@ -72,7 +72,7 @@ PACKAGES = {
     ),
     "node/discovery": ("node/membership",),
     "node/training": ("node/state", "node/training/models"),
-    "node/training/models": ("node/state",),
+    "node/training/models": ("node/state", "collectives/costs"),
     "node/outer/verification": ("node/state", "node/membership"),
     "node/outer": ("node/outer/verification",),
     "node/methods/asynchronous": ("node/outer",),

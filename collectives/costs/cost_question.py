@@ -28,6 +28,18 @@ class PlanError(HintedError):
     exit_code: ClassVar[int] = 2
 
 
+class ModelSize(msgspec.Struct, frozen=True):
+    """Size of a model: numbers of trained and frozen parameters, number of layers, and their width.
+
+    Layers and width are 0 if they are unknown.
+    """
+
+    parameters: int
+    frozen: int
+    layers: int
+    width: int
+
+
 class PeerMachine(msgspec.Struct, frozen=True):
     """Equal peers: their number, bytes/s down and up, and seconds of one inner step."""
 
@@ -40,15 +52,29 @@ class PeerMachine(msgspec.Struct, frozen=True):
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Model, its peers, and the parameters of their exchange.
 
-    parameters: number of trained parameters. frozen: number of parameters that no peer trains or sends. tokens: of one inner
-    step of one peer; 0: unknown. rtt, grace: seconds. every: inner steps per round. memory: bytes that a peer has for
-    training; 0: unknown. moments: values per parameter that the inner optimizer stores. method, topology: those of the
-    manifest. lr, gamma: β and γ of NoLoCo. group: number of peers of a gossip group. parts: number of parts of the slow
-    weights (`outer.slow_weight_parts`). sized: True if chunks are assigned by bandwidth. line: the line to the other sites that
-    the peers of a site share; None: every peer has its own line. codec: a dense codec, for the methods that need one.
-    own_codec: the codec of the manifest's method if that is another kind, with own_bits per parameter. hidden: True if the
-    method trains during an exchange. turns: number of fragments with separate rounds. stages: number of stages of the
-    manifest's pipeline; 0: no pipeline. assumed: names of the values that were not given.
+    The model and the peers:
+
+    - `parameters`: number of trained parameters. `frozen`: number of parameters that no peer trains or sends.
+    - `tokens`: of one inner step of one peer; 0: unknown.
+    - `memory`: bytes that a peer has for training; 0: unknown.
+    - `moments`: values per parameter that the inner optimizer stores.
+    - `rtt`: round-trip time in seconds.
+    - `line`: the line to the other sites that the peers of a site share; None: every peer has its own line.
+    - `stages`: number of stages of the manifest's pipeline; 0: no pipeline.
+
+    The exchange:
+
+    - `every`: inner steps per round.
+    - `method`, `topology`, `quorum`: those of the manifest. `grace`: seconds.
+    - `turns`: number of fragments with separate rounds.
+    - `hidden`: True if the method trains during an exchange.
+    - `sized`: True if chunks are assigned by bandwidth.
+    - `codec`: a dense codec, for the methods that need one. `own_codec`: the codec of the manifest's method if that is
+      another kind, with `own_bits` per parameter.
+    - `lr`, `gamma`: β and γ of NoLoCo. `group`: number of peers of a gossip group. `parts`: number of parts of the slow
+      weights (`outer.slow_weight_parts`).
+
+    `assumed`: names of the values that were not given.
     """
 
     name: str
@@ -108,12 +134,9 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 def question_of(
     settings: Manifest,
+    size: ModelSize,
     *,
     name: str,
-    parameters: int,
-    frozen: int = 0,
-    layers: int,
-    width: int,
     tokens: int,
     machines: tuple[PeerMachine, ...],
     rtt: float,
@@ -129,13 +152,13 @@ def question_of(
     """
     gossip = settings.method(NoLoCo) if settings.outer.gossip else NoLoCo()
     own = parse_codec(settings.exchange.codec)
-    own_bits = _bits(own, width)
+    own_bits = _bits(own, size.width)
     return Question(
         name=name,
-        parameters=parameters,
-        frozen=frozen,
-        layers=layers,
-        width=width,
+        parameters=size.parameters,
+        frozen=size.frozen,
+        layers=size.layers,
+        width=size.width,
         tokens=tokens,
         machines=machines,
         rtt=rtt,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 from thinwire.collectives.costs.access_links import ACCESS, MBIT
-from thinwire.collectives.costs.cost_question import PeerMachine, PlanError, Question, question_of
+from thinwire.collectives.costs.cost_question import ModelSize, PeerMachine, PlanError, Question, question_of
 from thinwire.compression.registry import SpecError
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.manifest.manifest import Manifest
@@ -56,12 +56,13 @@ def question(
     settings = manifest or Manifest()
     inner, model = settings.inner, settings.model
     machines = _machines(links, peers, step or 0.0)
-    size, frozen, deep, wide = _sizes(manifest, here, parameters, layers, width)
-    if not deep:
+    size = _size(manifest, here, parameters, layers or 0, width or 0)
+    if not size.layers:
         raise PlanError("the model's layers are not known", GIVE_SIZE)
-    if not wide:
-        wide = max(1, round(math.sqrt((size + frozen) / 12 / deep)))
-        assumed.append(f"a width of {wide:,}, as of a transformer with {deep} layers and so many parameters")
+    if not size.width:
+        wide = max(1, round(math.sqrt((size.parameters + size.frozen) / 12 / size.layers)))
+        assumed.append(f"a width of {wide:,}, as of a transformer with {size.layers} layers and so many parameters")
+        size = msgspec.structs.replace(size, width=wide)
     if not tokens and manifest is not None:
         tokens = inner.batch * inner.accumulate * model.context
     if not all(machine.step for machine in machines):
@@ -71,18 +72,15 @@ def question(
             )
         if not tokens:
             raise PlanError("how many tokens an inner step has is not known", "give --tokens, or --step SECONDS")
-        step = _step_seconds(size, frozen, tokens, speed, assumed)
+        step = _step_seconds(size, tokens, speed, assumed)
         machines = _machines(links, peers, step)
     if not every and manifest is None:
         assumed.append(f"H = {settings.outer.sync_every}, the default of a manifest")
     try:
         return question_of(
             settings,
+            size,
             name=settings.run.name if manifest else "",
-            parameters=size,
-            frozen=frozen,
-            layers=deep,
-            width=wide,
             tokens=tokens or 0,
             machines=machines,
             rtt=rtt / 1e3,
@@ -96,10 +94,10 @@ def question(
         raise PlanError(str(error), "the default is int8(block=256)") from None
 
 
-def _step_seconds(trained: int, frozen: int, tokens: int, speed: float, assumed: list[str]) -> float:
+def _step_seconds(size: ModelSize, tokens: int, speed: float, assumed: list[str]) -> float:
     """Return the seconds of an inner step at `speed` TFLOP/s; add the rule to `assumed`."""
-    step = (6.0 * trained + 4.0 * frozen) * tokens / (speed * 1e12)
-    flop = "6 flop per parameter and token" + (" (4 if it is frozen)" if frozen else "")
+    step = (6.0 * size.parameters + 4.0 * size.frozen) * tokens / (speed * 1e12)
+    flop = "6 flop per parameter and token" + (" (4 if it is frozen)" if size.frozen else "")
     assumed.append(f"{step:.3g} s for an inner step: {flop} at {speed:g} TFLOP/s")
     return step
 
@@ -113,14 +111,12 @@ def count(text: str) -> int:
     return round(value)
 
 
-def _sizes(
-    manifest: Manifest | None, here: Path, parameters: str, layers: int | None, width: int | None
-) -> tuple[int, int, int | None, int | None]:
-    """Return trained and frozen parameters, layers and width, as far as they are known."""
+def _size(manifest: Manifest | None, here: Path, parameters: str, layers: int, width: int) -> ModelSize:
+    """Return the size of the model by the flags, else by the manifest."""
     if parameters:
         if manifest is None or manifest.model.kind != "transformer":
-            return count(parameters), 0, layers, width
-        return count(parameters), 0, layers or manifest.model.layers, width or manifest.model.width
+            return ModelSize(count(parameters), 0, layers, width)
+        return ModelSize(count(parameters), 0, layers or manifest.model.layers, width or manifest.model.width)
     if manifest is None:
         raise PlanError("the size is not known", f"{GIVE_SIZE}, or name a RUN.toml")
     from thinwire.node.training.models.model_size import size_of
@@ -129,7 +125,7 @@ def _sizes(
         size = size_of(manifest, here)
     except HintedError as error:
         raise PlanError(f"the size of the model is not known: {error}", f"{error.hint}; or {GIVE_SIZE}") from error
-    return size.parameters, size.frozen, layers or size.layers or None, width or size.width or None
+    return msgspec.structs.replace(size, layers=layers or size.layers, width=width or size.width)
 
 
 def _machines(links: Sequence[str], peers: int | None, step: float) -> tuple[PeerMachine, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thinwire.collectives.costs.cost_question import PeerMachine, question_of
+from thinwire.collectives.costs.cost_question import ModelSize, PeerMachine, question_of
 from thinwire.collectives.costs.method_costs import methods, row_of
 from thinwire.collectives.costs.plan_outcome import Comparison, RunOutcome, comparison, outcome_of
 from thinwire.collectives.costs.round_costs import round_costs
@@ -82,12 +82,11 @@ class PlanCheck:
             return ()
         everyone = [mine, *others]
         known = any(one.up and one.down for one in everyone)
+        layers = manifest.model.layers if manifest.model.kind == "transformer" else LAYERS
         question = question_of(
             manifest,
+            ModelSize(parameters, 0, layers, _width(manifest, parameters)),
             name=manifest.run.name,
-            parameters=parameters,
-            layers=manifest.model.layers if manifest.model.kind == "transformer" else LAYERS,
-            width=_width(manifest, parameters),
             tokens=0,
             machines=_machines(everyone, outcome, balanced=manifest.outer.step_ratio != 1.0),
             rtt=sum(trips) / len(trips) if trips else 0.0,

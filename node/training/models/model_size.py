@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import torch
 from blake3 import blake3
+from thinwire.collectives.costs.cost_question import ModelSize
 from thinwire.node.runtime.console import bytes_text
 from thinwire.node.runtime.device import DeviceError
 from thinwire.node.runtime.settings import HF, model_setting
@@ -17,19 +17,6 @@ from thinwire.node.training.models.tokenizer import load_tokenizer
 from thinwire.node.training.models.user_model import ModelError, config_content, new_model
 from thinwire.swarm.manifest.manifest import Manifest
 from torch import nn
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSize:
-    """Size of a model.
-
-    parameters: those that are trained. frozen: the others. width: 0 if unknown.
-    """
-
-    parameters: int
-    frozen: int
-    layers: int
-    width: int
 
 
 def size_of(manifest: Manifest, here: Path) -> ModelSize:
