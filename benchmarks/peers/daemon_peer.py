@@ -18,14 +18,14 @@ import torch
 from thinwire.node.cli import main
 from thinwire.node.daemon import daemon
 from thinwire.node.peer import bootstrap
-from thinwire.node.training.local_learner import prepare
+from thinwire.node.training.local_learner import build_learner
 
 from benchmarks.support import machine
 
 
 def measured(*arguments: Any, **options: Any) -> Any:
     """Prepare the training, make two steps, and report the memory that they take."""
-    training = prepare(*arguments, **options)
+    training = build_learner(*arguments, **options)
     found = {"parameters": training.layout.total}
 
     def after_step(*arguments: Any) -> None:
@@ -61,7 +61,7 @@ def keep_reporting() -> None:
 if __name__ == "__main__":
     if os.environ.get("TIGHT"):
         bootstrap.spare_memory = lambda cgroup=None: 0  # type: ignore
-    daemon.prepare = measured  # type: ignore[attr-defined]  # a name that it imports
+    daemon.build_learner = measured  # type: ignore[attr-defined]  # a name that it imports
     code = main.main(sys.argv[1:])
     report()
     raise SystemExit(code)

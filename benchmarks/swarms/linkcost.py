@@ -34,7 +34,7 @@ from thinwire.collectives.rounds.data_planes import allgather_payload
 from thinwire.collectives.topology import shards
 from thinwire.compression.core.types import Floats
 from thinwire.node.training.learner import StepReport
-from thinwire.node.training.local_learner import LocalLearner, prepare
+from thinwire.node.training.local_learner import Computing, LocalLearner, build_learner
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.link import Gateway
 from thinwire.sims.network.network import SimNet
@@ -252,14 +252,8 @@ def train(case: Case, links: Links, judges: dict[str, Judge], options: argparse.
         stack.enter_context(patch.object(shards, "MIN_CHUNK", 512))
         if text not in judges:
             judges[text] = Judge(
-                prepare(
-                    signed.verify(),
-                    data=None,
-                    device="cpu",
-                    threads=1,
-                    cache=folder,
-                    here=folder,
-                    clock=time.perf_counter,
+                build_learner(
+                    signed.verify(), Computing("cpu", 1), data=None, cache=folder, here=folder, clock=time.perf_counter
                 )
             )
         return await HomeSwarm(signed, links, case, options.peers, judges[text], folder).play()

@@ -46,7 +46,7 @@ from thinwire.node.runtime.signals import HANGUP, ending
 from thinwire.node.training.batches import Batches
 from thinwire.node.training.corpus import DEFAULT_DATA, Progress
 from thinwire.node.training.learner import Learner
-from thinwire.node.training.local_learner import LocalLearner, batches_of, prepare
+from thinwire.node.training.local_learner import Computing, LocalLearner, batches_of, build_learner
 from thinwire.node.training.models.lora import write_config
 from thinwire.node.training.models.tokenizer import load_tokenizer, tokenizer_file
 from thinwire.node.training.models.user_model import check_named, config_file
@@ -293,13 +293,10 @@ class Daemon:
             if staged is not None:
                 return staged
         made = await self._load(
-            lambda: prepare(
+            lambda: build_learner(
                 manifest,
+                Computing(self._device, config.threads, config.compile, config.gradient_checkpointing),
                 data=config.data,
-                device=self._device,
-                threads=config.threads,
-                compiled=config.compile,
-                checkpointing=config.gradient_checkpointing,
                 cache=config.directories.cache,
                 here=self._here,
                 clock=time.perf_counter,

@@ -16,7 +16,7 @@ from thinwire.node.runtime.console import record_traceback, tell
 from thinwire.node.runtime.device import choose_device
 from thinwire.node.runtime.event_log import EventLog
 from thinwire.node.training.batches import shards_of
-from thinwire.node.training.local_learner import LocalLearner, prepare
+from thinwire.node.training.local_learner import Computing, LocalLearner, build_learner
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.regular_file import content_of
 from thinwire.swarm.manifest.parser import parse
@@ -80,13 +80,15 @@ def main(arguments: Sequence[str]) -> int:
         log.append(kind, fields, at=time.monotonic(), wall=time.time())
 
     try:
-        training = prepare(
+        training = build_learner(
             parse(content_of(options.run), options.run.name),
+            Computing(
+                choose_device(options.device),
+                options.threads,
+                compiled=options.compile,
+                checkpointing=options.gradient_checkpointing,
+            ),
             data=options.data,
-            device=choose_device(options.device),
-            threads=options.threads,
-            compiled=options.compile,
-            checkpointing=options.gradient_checkpointing,
             cache=options.cache,
             here=options.run.parent,
             clock=time.perf_counter,

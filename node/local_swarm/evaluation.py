@@ -40,7 +40,7 @@ from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.runtime.load_settings import Config
 from thinwire.node.state.checkpoint_store import CheckpointStore
-from thinwire.node.training.local_learner import LocalLearner, prepare
+from thinwire.node.training.local_learner import Computing, LocalLearner, build_learner
 from thinwire.node.training.models.causal_model import generate
 from thinwire.node.training.models.initial_weights import vector_of
 from thinwire.node.training.stored_model import all_weights
@@ -165,11 +165,10 @@ def _load(swarm: FinishedSwarm, child: Child, found: DigestComparison) -> SavedM
             str(loaded.path), fault=f"the checkpoint of {child.name} differs from the final state of the replicas"
         )
     config = swarm.config
-    training = prepare(
+    training = build_learner(
         swarm.manifest,
+        Computing(choose_device(config.device), swarm.threads),
         data=config.data,
-        device=choose_device(config.device),
-        threads=swarm.threads,
         cache=config.directories.cache,
         here=swarm.file.parent,
         clock=time.perf_counter,

@@ -218,12 +218,26 @@ PLACES = 64
 """Number of places that can be assigned by hand; each has every 64th shard."""
 
 
-def prepare(
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """Device, threads and memory use of inner steps, by the settings in node.toml.
+
+    - `threads`: threads of torch; 0: its default.
+    - `compiled`: setting `compile`.
+    - `checkpointing`: setting `gradient_checkpointing`.
+    """
+
+    device: str
+    threads: int
+    compiled: bool = False
+    checkpointing: bool = False
+
+
+def build_learner(
     manifest: Manifest,
+    computing: Computing,
     *,
     data: str | Path | None,
-    device: str,
-    threads: int,
     cache: Path,
     here: Path,
     clock: Callable[[], float],
@@ -231,17 +245,18 @@ def prepare(
     work: Work = at_once,
     weights: Sequence[Path] = (),
     model: str = "",
-    compiled: bool = False,
-    checkpointing: bool = False,
     tokenizer: Tokenizer | None = None,
     say: Callable[[str], object] = str,
 ) -> LocalLearner:
     """Build everything that a daemon needs to train.
 
-    data: see source_of. here: directory of the manifest's tokenizer file. clock: returns seconds. weights: files with the
-    first parameters; none: random ones. model: the user's model that may be trained here, see make_model. compiled,
-    checkpointing: settings compile and gradient_checkpointing. tokenizer: that of the manifest, if it is loaded already.
-    say: shows a line of progress to the owner.
+    - `data`: see source_of. `cache`: directory for its tokens.
+    - `here`: directory of the manifest's tokenizer file.
+    - `clock`: returns seconds.
+    - `weights`: files with the first parameters; none: random ones.
+    - `model`: the user's model that may be trained here, see make_model.
+    - `tokenizer`: that of the manifest, if it is loaded already.
+    - `say`: shows a line of progress to the owner.
 
     Raises CompileError, DataError, DeviceError, ModelError, WeightsError, and ManifestError for a run whose model can only be
     given through the Python interface. The error of a manifest without hashes names all that are missing.
@@ -259,13 +274,14 @@ def prepare(
         )
     check_memory(manifest, model, tokenizer.vocab, here, whole_memory())
     made, layout = with_all_hashes(
-        manifest, tokenizer, lambda one: _first_model(one, tokenizer.vocab, model, here, threads, weights)
+        manifest, tokenizer, lambda one: _first_model(one, tokenizer.vocab, model, here, computing.threads, weights)
     )
     batches = batches_of(manifest, tokenizer, data, cache, Progress(clock, say))
-    if checkpointing:
+    if computing.checkpointing:
         checkpoint_activations(made)
-    trainer = Trainer(made, inner_of(manifest), batches, device, products_of(manifest, device), clock=clock)
-    if compiled:
+    products = products_of(manifest, computing.device)
+    trainer = Trainer(made, inner_of(manifest), batches, computing.device, products, clock=clock)
+    if computing.compiled:
         began = clock()
         say("compiling the model, which takes about a minute; training begins after it")
         trainer.compile()

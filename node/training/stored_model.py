@@ -19,7 +19,7 @@ from thinwire.node.state.fragments import joined
 from thinwire.node.state.layout import layout_of
 from thinwire.node.state.snapshot import FragmentState, Snapshot
 from thinwire.node.state.tensor_file import Array
-from thinwire.node.training.local_learner import LocalLearner, build, prepare
+from thinwire.node.training.local_learner import Computing, LocalLearner, build, build_learner
 from thinwire.node.training.models.initial_weights import WeightsError, read_weights, vector_of
 from thinwire.node.training.models.tokenizer import Tokenizer, load_tokenizer
 from thinwire.node.training.models.user_model import check_named
@@ -96,11 +96,10 @@ class StoredModel:
     def learner(self, config: Config, here: Path, say: Callable[[str], object]) -> LocalLearner:
         """Return a learner with the model and the data of the settings. It raises what `model` does."""
         self.check(config)
-        learner = prepare(
+        learner = build_learner(
             self.described(),
+            Computing(choose_device(config.device), config.threads),
             data=config.data,
-            device=choose_device(config.device),
-            threads=config.threads,
             cache=config.directories.cache,
             here=here,
             clock=time.perf_counter,

@@ -21,7 +21,7 @@ from thinwire.node.state.data_ledger import DataLease
 from thinwire.node.state.layout import Layout, Piece
 from thinwire.node.state.snapshot import PrivateState
 from thinwire.node.training.learner import Learner, StepReport, WorkShare
-from thinwire.node.training.local_learner import LocalLearner, prepare
+from thinwire.node.training.local_learner import Computing, LocalLearner, build_learner
 from thinwire.sims.engine.virtual_loop import current
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import PeerId
@@ -275,8 +275,8 @@ class TorchLearner(ObservedLearner):
     """
 
     def __init__(self, manifest: Manifest, text: Path | None, cache: Path, step_seconds: float) -> None:
-        self._training: LocalLearner = prepare(
-            manifest, data=text, device="cpu", threads=1, cache=cache, here=cache, clock=current().time
+        self._training: LocalLearner = build_learner(
+            manifest, Computing("cpu", 1), data=text, cache=cache, here=cache, clock=current().time
         )
         super().__init__(self._training)
         self.watch = Stopwatch(step_seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from thinwire.node.training.batches import trial_samples
-from thinwire.node.training.local_learner import prepare
+from thinwire.node.training.local_learner import Computing, build_learner
 from thinwire.sims.peers.training_text import LINES, training_text
 from thinwire.swarm.manifest.parser import parse
 
@@ -30,7 +30,9 @@ def test_training_on_some_samples_lowers_their_loss_more_than_that_of_others(tmp
     """Else no newcomer passes its trial in a simulated open run."""
     text = tmp_path / "text.txt"
     text.write_text(training_text())
-    learner = prepare(parse(TOML), data=text, device="cpu", threads=1, cache=tmp_path, here=tmp_path, clock=lambda: 0.0)
+    learner = build_learner(
+        parse(TOML), Computing("cpu", 1), data=text, cache=tmp_path, here=tmp_path, clock=lambda: 0.0
+    )
     learner.trainer.run_steps(60)
     base, better = learner.parameters(), 0
     for number in range(KEYS):

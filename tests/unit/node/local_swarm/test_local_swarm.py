@@ -26,7 +26,7 @@ from thinwire.node.runtime import plotting
 from thinwire.node.runtime.load_settings import load
 from thinwire.node.runtime.settings import size_of
 from thinwire.node.training.batches import shards_of
-from thinwire.node.training.local_learner import prepare
+from thinwire.node.training.local_learner import Computing, build_learner
 from thinwire.swarm.manifest.parser import parse
 
 TOML = """
@@ -212,14 +212,8 @@ def test_missing_plot_library_gives_clear_message(monkeypatch):
 def training(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 400)
-    return prepare(
-        parse(TOML),
-        data=text,
-        device="cpu",
-        threads=0,
-        cache=tmp_path / "cache",
-        here=tmp_path,
-        clock=time.perf_counter,
+    return build_learner(
+        parse(TOML), Computing("cpu", 0), data=text, cache=tmp_path / "cache", here=tmp_path, clock=time.perf_counter
     )
 
 

@@ -25,7 +25,7 @@ from thinwire.node.state.replica import Replica
 from thinwire.node.training.batches import Batches, split
 from thinwire.node.training.corpus import Corpus
 from thinwire.node.training.learner import WorkShare
-from thinwire.node.training.local_learner import prepare
+from thinwire.node.training.local_learner import Computing, build_learner
 from thinwire.node.training.models.tokenizer import DataError
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.parser import parse
@@ -238,10 +238,14 @@ def test_peer_with_private_text_trains_on_all_of_it(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("".join(f"line {number} of a text\n" for number in range(250)))
     size = "[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 8"
     for toml, part in (("[outer]\nmethod = 'merge'\n", 1.0), ("", 0.5)):
-        training = prepare(
-            parse(toml + size), data=tmp_path / "text.txt", device="cpu", threads=1, cache=tmp_path, here=tmp_path,
+        training = build_learner(
+            parse(toml + size),
+            Computing("cpu", 1),
+            data=tmp_path / "text.txt",
+            cache=tmp_path,
+            here=tmp_path,
             clock=lambda: 0.0,
-        )  # fmt: skip
+        )
         training.assign(WorkShare([peer(1), peer(2)], peer(1), 1))
         batches, total = training.trainer.batches, training.split.training.size
         epoch = [int(s) for _ in range(total) for s in batches.next_samples(1) if batches.cursor.epoch == 0]
@@ -254,8 +258,8 @@ def test_global_batch_share_is_trained_in_usual_batches(tmp_path: Path) -> None:
         "[data]\nexactly_once = true\nshards = 8\n[inner]\nglobal_batch = 10\nbatch = 4\n[outer]\nsync_every = 3\n"
         "[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 8"
     )
-    training = prepare(
-        manifest, data=tmp_path / "text.txt", device="cpu", threads=1, cache=tmp_path, here=tmp_path, clock=lambda: 0.0
+    training = build_learner(
+        manifest, Computing("cpu", 1), data=tmp_path / "text.txt", cache=tmp_path, here=tmp_path, clock=lambda: 0.0
     )
     book, members = DataLedger(np.zeros(16, np.float32), 8), [peer(1)]
     assert manifest.max_weight == 3 * 10 * 8

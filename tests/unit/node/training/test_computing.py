@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
-from typing import Any
 
 import blake3
 import pytest
 import torch
 from thinwire.node.state.layout import layout_of
 from thinwire.node.training.inner_loop import CompileError
-from thinwire.node.training.local_learner import LocalLearner, prepare, products_of
+from thinwire.node.training.local_learner import Computing, LocalLearner, build_learner, products_of
 from thinwire.node.training.models.user_model import ModelError, checkpoint_activations
 from thinwire.swarm.manifest.parser import parse
 from torch import Tensor, nn
@@ -31,14 +30,19 @@ def gpt2(tmp_path: Path) -> tuple[str, str]:
     return f'kind = "hf"\nname = "tiny"\nconfig_hash = "{digest}"\n', f"hf:{tmp_path / 'tiny'}"
 
 
-def learner(path: Path, model: str = BUILT_IN, inner: str = "", named: str = "", **settings: Any) -> LocalLearner:
+def learner(path: Path, model: str = BUILT_IN, inner: str = "", named: str = "", **computing: bool) -> LocalLearner:
     """Return the learner of a daemon; the first parameters and the data are those of every other one."""
     (path / "text.txt").write_text("a few words of text " * 300)
     manifest = parse(f"[model]\n{model}context = 16\n[inner]\nbatch = 4\nwarmup = 0\n{inner}")
-    return prepare(
-        manifest, data=path / "text.txt", device="cpu", threads=0, cache=path / "cache", here=path,
-        clock=lambda: 0.0, model=named, **settings,
-    )  # fmt: skip
+    return build_learner(
+        manifest,
+        Computing("cpu", 0, **computing),
+        data=path / "text.txt",
+        cache=path / "cache",
+        here=path,
+        clock=lambda: 0.0,
+        model=named,
+    )
 
 
 def gradients(of: LocalLearner) -> dict[str, Tensor]:

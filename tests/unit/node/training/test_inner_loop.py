@@ -17,7 +17,7 @@ from thinwire.node.training.corpus import Corpus
 from thinwire.node.training.inner_loop import Diverged, Trainer
 from thinwire.node.training.inner_optimizer import InnerConfig, learning_rate
 from thinwire.node.training.learner import WorkShare
-from thinwire.node.training.local_learner import inner_of, prepare
+from thinwire.node.training.local_learner import Computing, build_learner, inner_of
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
 from thinwire.swarm.manifest.parser import parse
 
@@ -158,8 +158,8 @@ def learner_of(tmp_path: Path) -> local_learner.LocalLearner:
         "[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 8\n[run]\nrounds = 4\n"
         "[inner]\nschedule = 'cosine'\nwarmup = 2\nbatch = 2\n[outer]\nsync_every = 10\n"
     )
-    return prepare(
-        manifest, data=tmp_path / "text.txt", device="cpu", threads=1, cache=tmp_path, here=tmp_path, clock=lambda: 0.0
+    return build_learner(
+        manifest, Computing("cpu", 1), data=tmp_path / "text.txt", cache=tmp_path, here=tmp_path, clock=lambda: 0.0
     )
 
 

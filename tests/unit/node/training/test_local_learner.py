@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from thinwire.node.training.local_learner import LocalLearner, prepare
+from thinwire.node.training.local_learner import Computing, LocalLearner, build_learner
 from thinwire.swarm.manifest.parser import parse
 
 SMALL = "[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 8\n"
@@ -15,10 +15,14 @@ SMALL = "[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 8\n"
 
 def learner(tmp_path: Path, toml: str) -> LocalLearner:
     (tmp_path / "text.txt").write_text("a piece of text. " * 3000)
-    return prepare(
-        parse(SMALL + toml), data=tmp_path / "text.txt", device="cpu", threads=1, cache=tmp_path / "cache",
-        here=tmp_path, clock=lambda: 0.0,
-    )  # fmt: skip
+    return build_learner(
+        parse(SMALL + toml),
+        Computing("cpu", 1),
+        data=tmp_path / "text.txt",
+        cache=tmp_path / "cache",
+        here=tmp_path,
+        clock=lambda: 0.0,
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.load_settings import Config, load
 from thinwire.node.training.export import export
-from thinwire.node.training.local_learner import LocalLearner, prepare
+from thinwire.node.training.local_learner import Computing, LocalLearner, build_learner
 from thinwire.node.training.models.initial_weights import WeightsError, digest_of
 from thinwire.node.training.models.lora import base_digest, in_peft
 from thinwire.node.training.models.tokenizer import byte_tokenizer_file
@@ -66,11 +66,19 @@ def learner(
     return prepared(path, manifest_of=manifest, named=f"hf:{folder}", weights=first, **more)
 
 
-def prepared(path: Path, *, manifest_of: Manifest, named: str, **more: Any) -> LocalLearner:
-    return prepare(
-        manifest_of, data=path / "text.txt", device="cpu", threads=0, cache=path / "cache", here=path,
-        clock=lambda: 0.0, model=named, **more,
-    )  # fmt: skip
+def prepared(
+    path: Path, *, manifest_of: Manifest, named: str, checkpointing: bool = False, **more: Any
+) -> LocalLearner:
+    return build_learner(
+        manifest_of,
+        Computing("cpu", 0, checkpointing=checkpointing),
+        data=path / "text.txt",
+        cache=path / "cache",
+        here=path,
+        clock=lambda: 0.0,
+        model=named,
+        **more,
+    )
 
 
 def test_adapter_is_all_that_is_state_and_the_base_stays(tmp_path: Path) -> None:

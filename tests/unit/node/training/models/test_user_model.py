@@ -11,7 +11,7 @@ import torch
 from thinwire.node.cli import main
 from thinwire.node.runtime.device import DeviceError
 from thinwire.node.state.layout import layout_of
-from thinwire.node.training.local_learner import prepare
+from thinwire.node.training.local_learner import Computing, build_learner
 from thinwire.node.training.models.initial_weights import WeightsError, digest_of
 from thinwire.node.training.models.missing_hashes import MissingHashError
 from thinwire.node.training.models.model_size import check_memory
@@ -178,10 +178,16 @@ def test_first_weights_from_a_folder_of_transformers_are_checked_by_hash_and_nev
     (tmp_path / "text.txt").write_text("word " * 2000)
 
     def prepared(weights: Path, more: str = "") -> object:
-        return prepare(
-            hf(path, weights=more), data=tmp_path / "text.txt", device="cpu", threads=1, cache=tmp_path / "cache",
-            here=tmp_path, clock=lambda: 0.0, weights=[weights] if weights else [], model=f"hf:{path}",
-        )  # fmt: skip
+        return build_learner(
+            hf(path, weights=more),
+            Computing("cpu", 1),
+            data=tmp_path / "text.txt",
+            cache=tmp_path / "cache",
+            here=tmp_path,
+            clock=lambda: 0.0,
+            weights=[weights] if weights else [],
+            model=f"hf:{path}",
+        )
 
     with pytest.raises(HintedError, match="no hash of .*given") as unnamed:
         prepared(tmp_path / "given")
