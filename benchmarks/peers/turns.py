@@ -1,4 +1,4 @@
-"""The peers' end of a benchmark: lines of JSON with the script that runs them (see contest.py)."""
+"""Messages between the peers of a benchmark and the script that runs them (contest.py): lines of JSON."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 PIECE = 1_000_000
-"""Elements of the arrays that a payload is made of (the last one is shorter)."""
+"""Elements of each array of a payload; the last array may be shorter."""
 
 WIDTH = 1000
-"""Of the square layers of a model that is there for its size."""
+"""Width of the square layers of a model; only the size of this model matters."""
 
 
 def blocks(megabytes: float) -> int:
-    """Number of these layers in so many MB of fp32; at least one."""
+    """Return the number of layers of a model with this many MB of fp32; at least one."""
     return max(1, round(megabytes * 1e6 / 4 / (WIDTH * WIDTH + WIDTH)))
 
 
 def arrays(megabytes: float, seed: int) -> list[NDArray[np.float32]]:
-    """A payload of so many MB (10**6 bytes) of normally distributed float32."""
+    """Return a payload of this many MB (10**6 bytes): normally distributed float32."""
     rng, left, made = np.random.default_rng(seed), int(megabytes * 1e6) // 4, []
     while left:
         made.append(rng.standard_normal(min(left, PIECE), np.float32))
@@ -34,13 +34,13 @@ def arrays(megabytes: float, seed: int) -> list[NDArray[np.float32]]:
 
 
 def say(**fields: Any) -> None:
-    """Send a line."""
+    """Send one line to the script."""
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
 def listen() -> dict[str, Any]:
-    """The next line. Ends the process at the end of the input."""
+    """Return the next line of the script. Ends the process at the end of the input."""
     line = sys.stdin.readline()
     if not line:
         raise SystemExit(0)
@@ -55,6 +55,6 @@ def die() -> None:
 
 
 def until(moment: float) -> None:
-    """Sleep until a moment of the monotonic clock, which all processes of a machine share."""
+    """Sleep until this time of the monotonic clock, which all processes of a machine share."""
     while (left := moment - time.monotonic()) > 0:
         time.sleep(left)

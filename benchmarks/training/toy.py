@@ -37,30 +37,30 @@ class Toy:
     batch: int = 8
 
     def model(self) -> Transformer:
-        """The same first parameters on every replica."""
+        """Return a model; its first parameters are the same on every replica."""
         size = ModelConfig(256, self.layers, self.width, heads=self.width // 16, context=self.split.context)
         return Transformer(size, self.seed)
 
     def config(self, **changes: Any) -> InnerConfig:
-        """The inner optimizer, its schedule over all steps."""
+        """Return the settings of the inner optimizer, with a schedule over all steps."""
         return replace(self.inner, steps=self.rounds * self.steps, **changes)
 
     def trainers(self, config: InnerConfig | None = None) -> list[Trainer]:
-        """One for each replica."""
+        """Return a trainer for each replica."""
         config = config or self.config()
         return [Trainer(self.model(), config, self.batches(peer), clock=time.perf_counter) for peer in self.peers]
 
     def batches(self, peer: bytes) -> Batches:
-        """A replica's own share of the text."""
+        """Return the batches of a replica, from its own share of the text."""
         return Batches(self.split, self.batch, shards_of(self.seed, SHARDS, self.peers, peer))
 
     def loss(self, trainer: Trainer) -> float:
-        """Held-out loss, nats per byte."""
+        """Return the held-out loss in nats per byte."""
         return trainer.evaluate(self.split.evaluation(64, 32))
 
 
 class Step(Protocol):
-    """An outer step: from what the replicas have trained to the next common parameters, in place."""
+    """Outer step: computes the next common parameters from the changes of all replicas, in place."""
 
     def __call__(self, theta: Floats, deltas: Sequence[Floats], round: int) -> None: ...
 
@@ -69,7 +69,7 @@ Make = Callable[[Toy, Layout], Step]
 
 
 class Mixed:
-    """The batches of all replicas in turn. A step on one batch of each replica is a step of data parallelism."""
+    """Batches of all replicas in turn. A step on one batch of each replica is a step of data parallelism."""
 
     def __init__(self, sources: Sequence[Batches]) -> None:
         self._sources, self._at, self.batch = sources, 0, sources[0].batch
@@ -81,7 +81,7 @@ class Mixed:
 
 
 def synchronous(toy: Toy) -> float:
-    """Data parallelism: every inner step on the gradients of all."""
+    """Return the loss after data parallelism: each inner step uses the gradients of all replicas."""
     mixed = cast(Batches, Mixed([toy.batches(peer) for peer in toy.peers]))
     trainer = Trainer(toy.model(), toy.config(accumulate=len(toy.peers)), mixed, clock=time.perf_counter)
     trainer.run_steps(toy.rounds * toy.steps)
@@ -89,7 +89,7 @@ def synchronous(toy: Toy) -> float:
 
 
 def apart(toy: Toy) -> float:
-    """Replicas that never average: the mean of their losses, each trained on its own share of the text."""
+    """Return the mean loss of replicas that never average, each trained on its own share of the text."""
     trainers = toy.trainers()
     for trainer in trainers:
         trainer.run_steps(toy.rounds * toy.steps)
@@ -97,7 +97,7 @@ def apart(toy: Toy) -> float:
 
 
 def train(toy: Toy, make: Make, config: InnerConfig | None = None, steps: int = 0) -> float:
-    """Rounds of inner steps on every replica, each followed by an outer step. `steps`: H, the toy's where it is 0."""
+    """Train in rounds: inner steps on each replica, then an outer step. `steps`: H; 0: the toy's."""
     config, steps = config or toy.config(), steps or toy.steps
     trainers = toy.trainers(config)
     layout = layout_of(trainers[0].model)

@@ -1,4 +1,4 @@
-"""Time for which a pair waits for its partner."""
+"""Time for which a peer waits for its partner in a pair."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class PartnerPatience:
         self.progressed_at = 0.0
         """Time of the partner's last progress, or of our announcement if that is later."""
         self.deadline = 0.0
-        """Seconds to wait for a partner that is present but not ready."""
+        """Seconds to wait for a partner that is present, but has not announced itself."""
         self.answered = self.linked = True
         self._announced_at = self._ready_at = 0.0
-        """When we announced ourselves, and when the partner was ready first."""
+        """Time of our announcement, and of the partner's first one."""
         self._received = 0
         """Bytes received since the partner's last announcement."""
 
     def announce(self, deadline: float, *, answered: bool) -> None:
-        """Begin to wait: we have announced ourselves. answered: whether the partner is known to be present."""
+        """Begin to wait after our announcement. answered: True if the partner is known to be present."""
         self._announced_at = self.progressed_at = self._now()
         self.deadline, self.answered = deadline, answered
 

@@ -25,23 +25,23 @@ LEAST, MOSTLY = 4, 0.75
 """The same for peers that average in pairs: LEAST marks, and MOSTLY of the last WINDOW exchanges."""
 
 WEAK = 2.5
-"""Inner steps that are this factor slower than the others' stand out."""
+"""Inner steps stand out if they take this many times as long as those of the others."""
 
 FALLEN, STEADY = 0.6, 0.85
 """A speed below FALLEN of the peer's own best stands out, if the others kept STEADY of theirs."""
 
 STALLED, LONG, RARE, OFTEN = 8, 24, 3, 2
-"""A link is lossy with stalls in STALLED rounds more than OFTEN times as many as any other's.
+"""A link is lossy if it stalled in STALLED rounds more than OFTEN times as many as any other link.
 
-They are counted in the last LONG rounds. A mere factor would not be enough: of equal links that lose a little, one often has
-several times as many stalls as the others by chance, as long as these have few. It is cleared at RARE or fewer.
+Rounds with stalls are counted among the last LONG ones. A factor alone would not suffice: while equal links have few stalls,
+one of them often has several times as many as the others by chance. A lossy link is cleared at RARE or fewer.
 """
 
 LATE = 3
 """A peer is named "slow" if it was too late in LATE of the last WINDOW rounds that it was a member of."""
 
 PIECE, PIECES = "lost piece", 64
-"""For data that comes in one piece, of which few are lost, the same number in PIECES rounds counts."""
+"""For data in a single piece, which is seldom lost, STALLED and RARE apply to the last PIECES rounds."""
 
 PARTNERS = 16
 """Number of partners whose latest speeds are compared if peers average in pairs."""

@@ -15,7 +15,7 @@ from thinwire.node.runtime.event_log import Emit
 from thinwire.node.runtime.load_settings import Config
 
 LOOK_SECONDS = 0.1
-"""Seconds between two looks whether the peer has its port."""
+"""Seconds between two checks whether the peer has opened its port."""
 
 
 class Mapping:

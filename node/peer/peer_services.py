@@ -36,7 +36,8 @@ LEAVE_SECONDS = 10.0
 class DuplicateKey(HintedError):
     """Another process with the same key is in the swarm, and started later.
 
-    Its code is one after which a service is not started again: two machines with one key would end each other for ever.
+    A service manager does not restart a daemon that ends with this exit code. Otherwise two machines with one key would stop
+    each other for ever.
     """
 
     exit_code: ClassVar[int] = 5

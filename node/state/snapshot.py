@@ -27,7 +27,7 @@ class FragmentState:
     weights: Tensors
     momentum: Tensors
     release: Callable[[], None] = lambda: None
-    """Called once the tensors are written, and needed no more."""
+    """Called when the tensors have been written and may change again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +40,18 @@ class PrivateState:
     tensors: Tensors
     values: Mapping[str, Value]
     release: Callable[[], object] | None = None
-    """Called once the tensors are written, which is first then: before all fragments."""
+    """Called when the tensors have been written; with such a function they come before the fragments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The state after `round`.
 
-    `digest` is the state digest (32 bytes), `members` the members of that round.
-
-    `standings`: by fragment, if fragments have separate rounds; then the whole has no chain.
-    `lives`: of the members, as in Proposal. `chain`: proves round and members. `lost`: returns True if the arrays may have
-    changed since the snapshot was made.
+    - `digest`: state digest (32 bytes).
+    - `members`: members of that round. `lives`: their lives, as in Proposal.
+    - `chain`: proves round and members.
+    - `standings`: by fragment, if fragments have separate rounds. Then each of them has a chain, and the snapshot has none.
+    - `lost`: returns True if the arrays may have changed since the snapshot was made.
     """
 
     run_id: bytes

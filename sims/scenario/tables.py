@@ -44,12 +44,17 @@ class Top(ScenarioTable, frozen=True, kw_only=True):
 class PeerGroup(ScenarioTable, frozen=True):
     """[[peers]]: `count` equal peers.
 
-    region: one name, or several that the peers take in turn. access: a kind of link; or up_mbit and down_mbit instead.
-    step: seconds of one inner step. join: arrival of the first peer; every: seconds between two arrivals. leave:
-    departure, again `every` apart. liar: kind of lie. site: announced site, for exchange.topology = "hierarchy".
-    memory_mib: memory for training, if the manifest has a [pipeline]: peers for which the model is too large hold a
-    stage, and step is then the stage's part of one inner step; not given: enough. nat: kind of address translator of each
-    peer, "none", "full-cone", "restricted", "symmetric" or "refusing", see sims/network/translator.py.
+    - region: one name, or several that the peers take in turn.
+    - access: a kind of link; or up_mbit and down_mbit instead.
+    - step: seconds of one inner step; of a peer that holds a stage, the stage's part of one inner step.
+    - join: arrival of the first peer. every: seconds between two arrivals, and between two departures.
+    - leave: departure of the first peer.
+    - liar: kind of lie.
+    - site: announced site, for exchange.topology = "hierarchy".
+    - memory_mib: memory for training, if the manifest has a [pipeline]; without this key it is enough for the model.
+      A peer for which the model is too large holds a stage.
+    - nat: kind of address translator of each peer: "none", "full-cone", "restricted", "symmetric" or "refusing", see
+      sims/network/translator.py.
     """
 
     name: Name = "peer"
@@ -69,9 +74,9 @@ class PeerGroup(ScenarioTable, frozen=True):
 
 
 class SiteLine(ScenarioTable, frozen=True, kw_only=True):
-    """[sites.NAME]: the link, the address translator, or both, that all peers of a site share to others.
+    """[sites.NAME]: link to other sites, address translator, or both, that all peers of a site share.
 
-    Inside they have separate links, and reach each other.
+    Inside the site, the peers have separate links and reach each other.
     """
 
     up_mbit: Rate | None = None

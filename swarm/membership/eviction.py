@@ -38,10 +38,10 @@ class Place(NamedTuple):
 
 
 def needs_place(entry: PeerEntry, record: PeerRecord, source: str) -> bool:
-    """Return True if a known peer needs a place; every unknown one does.
+    """Return True if a known peer needs a place. Every unknown peer needs one.
 
-    That is a peer that comes back into the view, and one that comes to our gate and has no link yet. The second has a place,
-    but by the network that its record or another peer has named.
+    A known peer needs a place if it comes back into the view, or if it comes to our gate and has no link yet. In the second
+    case it already has a place, but for the network that its record or another peer has stated.
     """
     if entry.live:
         return bool(source) and not entry.linked

@@ -10,7 +10,7 @@ from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import SKEW, PeerRecord
 
 FOREIGN_LIMIT = 3
-"""Records in our name and with our address, but not by us, that prove another user of our key."""
+"""Number of records with our key and address, but of another process, that prove its existence."""
 
 MAX_UNSEEN = 1000
 """Maximum number of records that another process with our key may have issued after the one received.
@@ -25,10 +25,11 @@ YIELDED = "another process used our key and ended when this one came; if it ran 
 class OwnRecord:
     """Current `record` of this peer, and the time of the next one.
 
-    publish_at: when a new record is due (infinity: none is). period: minimum seconds between two records. superseded:
-    another process uses our key and its record is newer, so this process publishes one last record and no other. This
-    last record has no address and a higher sequence than the other process's, which learns from it that its key was in
-    use elsewhere.
+    - `publish_at`: time at which a new record is due (infinity: none is).
+    - `period`: minimum seconds between two records.
+    - `superseded`: another process uses our key and its record is newer. So this process publishes one last record and no
+      other. This last record has no address and a higher sequence than the record of the other process, which learns
+      from it that its key was in use elsewhere.
     """
 
     def __init__(self, identity: Identity, record: PeerRecord, period: float, wall: Callable[[], int]) -> None:

@@ -81,9 +81,12 @@ class Fetch(Message, frozen=True):
     Without `indices`, it is a request for what a vote for the results needs: the claims of their owners (`ResultClaim`) and
     the announcements of the contributors (`ShownReady`).
 
-    digest: of all results of the round, which may have been committed; or the name of the receiver's contribution, which
-    members score; or the name of the contributions that prove its verdict, which members audit (`name_of` in
-    node/outer/verification/own_contributions.py).
+    `digest` states what is requested:
+
+    - the results of the round, committed or not: their digest;
+    - the receiver's contribution, for a score: its name;
+    - the contributions that prove the receiver's verdict, for an audit: their name (`name_of` in
+      node/outer/verification/own_contributions.py).
     """
 
     limit: ClassVar[int] = 4096

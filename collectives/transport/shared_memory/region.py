@@ -36,8 +36,8 @@ ADD_SEALS, GET_SEALS = 1033, 1034
 class SharedRegion:
     """Memory of `size` bytes that this process writes.
 
-    Payloads have whole pages, as near to the beginning as possible, and are released in any order. Raises OSError if the
-    system has no such memory. `descriptor`: to hand to the reader, before `hand_over`.
+    Each payload occupies whole pages, as near to the beginning as possible. Payloads are released in any order.
+    `descriptor`: file descriptor for the reader, valid until `hand_over`. Raises OSError if the system has no such memory.
     """
 
     def __init__(self, size: int) -> None:

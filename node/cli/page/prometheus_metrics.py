@@ -35,7 +35,7 @@ COUNTERS: dict[str, tuple[str, Number]] = {
 
 
 def exposition(status: Status | None, running: bool) -> bytes:
-    """Return all metrics. `status`: the last one, None if no daemon has run here."""
+    """Return all metrics. `status`: the last status of the daemon; None if no daemon has run here."""
     registry = CollectorRegistry()
     registry.register(_Collected(status, running))
     return bytes(generate_latest(registry))

@@ -40,9 +40,11 @@ def move(
 ) -> HostMove[Peer] | None:
     """Return the move of a period, or None.
 
-    `queues`: by stage, the micro-batches that wait at each peer; `able`: returns whether a peer can hold a stage. Of
-    the least loaded stages that can spare a peer, the peer with least work moves to the most loaded stage. A stage
-    without members counts as the most loaded one, even if the other loads are balanced.
+    The most loaded stage gets the peer with the least work from the least loaded stage that can spare a peer. A stage without
+    members counts as the most loaded one, even if the other loads are balanced.
+
+    - `queues`: by stage, the micro-batches that wait at each peer.
+    - `able`: returns whether a peer can hold a stage.
     """
     target = stage_for_joiner(queues)
     loads = [sum(waiting.values()) for waiting in queues]
@@ -58,15 +60,15 @@ def move(
 
 
 def stage_for_joiner(queues: Sequence[Mapping[Peer, float]]) -> int:
-    """Return the stage for a joiner: without members, else most loaded; of those with fewest members."""
+    """Return the stage for a joiner: one without members, else the most loaded one with fewest members."""
     return min(range(len(queues)), key=lambda s: (bool(queues[s]), -sum(queues[s].values()), len(queues[s]), s))
 
 
 class Rebalancer:
     """Moves of an origin's hosts, from its measurements of how long micro-batches wait for each host.
 
-    The measurements are those of `Measurements.waited`. `period`: seconds between two moves. A host that was asked to
-    move and has not done so within a period has no room for that stage, and is not asked for that stage again.
+    The measurements are those of `Measurements.waited`. If a host has not moved within a period after it was asked, it has no
+    room for that stage, and is not asked for that stage again. `period`: seconds between two moves.
     """
 
     def __init__(self, measurements: Measurements, now: Callable[[], float], *, period: float = PERIOD) -> None:

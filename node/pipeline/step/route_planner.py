@@ -50,9 +50,11 @@ class StepRoutes:
 class RoutePlanner:
     """Planner of an origin. Equal measurements and seeds give equal plans.
 
-    `skip`: fraction of the stages that each micro-batch skips; `swaps`: visits out of order that its path may have;
-    `room`: micro-batches that a host holds at a time; `every`: steps between two plans without another reason; `tries`:
-    moves of a search (200,000 take a second).
+    - `skip`: fraction of the stages that each micro-batch skips.
+    - `swaps`: number of visits out of order that its path may have.
+    - `room`: micro-batches that a host holds at a time.
+    - `every`: steps after which a new plan is made without another reason.
+    - `tries`: moves of a search (200,000 take a second).
     """
 
     def __init__(
