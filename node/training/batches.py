@@ -148,9 +148,6 @@ class Cursor:
     position: int = 0
 
 
-START = Cursor()
-
-
 class Batches:
     """Endless training batches of one peer. `cursor` may be read, stored and set at any time."""
 

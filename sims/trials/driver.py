@@ -109,8 +109,3 @@ def shrunk(run: SimulatedRun, play: Callable[[Sequence[Fault]], SimulatedRun]) -
     if len(faults) == 1 and tries < TRIES and fails([]):
         faults = []
     return tuple(faults)
-
-
-def traces(scenario: Scenario, seeds: Sequence[int], *, preset: Preset = WAN) -> list[str]:
-    """Return the trace of each seed: equal on every machine, for any hash seed and number of threads."""
-    return [simulate(scenario, seed=seed, preset=preset).trace for seed in seeds]
