@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from statistics import mean
 
 import pytest
@@ -90,7 +91,8 @@ def test_liar_about_its_link_owns_at_most_the_bound_and_soon_nothing(swarm):
     shares = []
 
     def change(s):
-        s.nodes[3].presence.send_queue.bandwidth.end_round = lambda: (2**50, 2**50)
+        factory = s.nodes[3].round_factory
+        factory.links = replace(factory.links, rates=lambda: (2**50, 2**50))
         for node in s.nodes.values():
             node.log = Watched(node, shares)
 
