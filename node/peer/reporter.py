@@ -112,12 +112,16 @@ class Reporter:
     def round(
         self, peer: Peer, outcome: Outcome, *, loss: float | None, seconds: float, steps: int, weight: int
     ) -> None:
-        """Print the line of a committed round that took `seconds`. `weight`: tokens or samples of our `steps`."""
+        """Print the line of a committed round that took `seconds`. `weight`: tokens or samples of our `steps`.
+
+        It is a warning if a peer is missing that was there in the round before. A member may be absent for days.
+        """
         roster, missing = peer.session.roster, outcome.missing
         number, members, digest = peer.replica.after(outcome)
         contributors, loss = len(outcome.contributors), math.nan if loss is None else loss
         up, down = peer.traffic()
         factor = self.fp32_bytes / up if up else 0.0
+        news = bool(missing.keys() - self._away.keys())
         self._away = dict(missing)
         self._end_alarms(peer)
         fields = {
@@ -149,7 +153,7 @@ class Reporter:
         absent = "".join(f" · {short(other)} out ({reason})" for other, reason in missing.items())
         shown = f"{loss:.3f}" if math.isfinite(loss) else "-"
         self._log(
-            WARNING if missing else INFO,
+            WARNING if news else INFO,
             f"round {number} · loss {shown} · {contributors}/{len(roster.peers.view)} peers · "
             f"up {bytes_text(up)}{saved_text(factor)} · exchange {seconds:.1f} s · {count_text(self.speed)} tok/s{absent}",
             {"kind": "round", **fields},

@@ -26,6 +26,18 @@ def reporter():
     return said, lines
 
 
+def committed(report, *, sent=0, missing=()):
+    """Report a committed round without `missing` peers."""
+    alone = peer(FORK)
+    alone.replica.after = lambda outcome: (6, IDS, b"d")
+    alone.session = SimpleNamespace(
+        roster=SimpleNamespace(peers=SimpleNamespace(view=IDS[:1])), dropped_frames=0, live=IDS[:1]
+    )
+    alone.traffic = lambda: (sent, 0)
+    outcome = SimpleNamespace(missing=dict.fromkeys(missing, "silent"), contributors=IDS[:1], commit=None)
+    report.round(alone, outcome, loss=2.0, seconds=0.0, steps=0, weight=0)
+
+
 @pytest.mark.parametrize(
     ("sent", "text"),
     [(0, "up 0 B · exchange 0.0 s"), (1000, "up 1.0 kB (8 times less than synchronous fp32) · exchange 0.0 s")],
@@ -33,16 +45,17 @@ def reporter():
 def test_line_of_a_round_names_what_was_saved_only_if_bytes_were_sent(sent, text):
     report, lines = reporter()
     report.fp32_bytes = 8000
-    alone = peer(FORK)
-    alone.replica.after = lambda outcome: (6, IDS, b"d")
-    alone.session = SimpleNamespace(
-        roster=SimpleNamespace(peers=SimpleNamespace(view=IDS[:1])), dropped_frames=0, live=IDS[:1]
-    )
-    alone.traffic = lambda: (sent, 0)
-    report.round(
-        alone, SimpleNamespace(missing={}, contributors=IDS[:1], commit=None), loss=2.0, seconds=0.0, steps=0, weight=0
-    )
+    committed(report, sent=sent)
     assert lines == [(INFO, f"round 6 · loss 2.000 · 1/1 peers · {text} · 0 tok/s")]
+
+
+def test_round_is_a_warning_once_while_a_peer_is_missing():
+    """An absent member may stay a member for days, and each round names it."""
+    report, lines = reporter()
+    for missing in ((), IDS[1:2], IDS[1:2], IDS[1:3], (), IDS[1:2]):
+        committed(report, missing=missing)
+    assert [level for level, _ in lines] == [INFO, WARNING, INFO, WARNING, INFO, WARNING]
+    assert "out (silent)" in lines[2][1]
 
 
 def test_summary_names_the_lineage_and_each_alarm_once():
