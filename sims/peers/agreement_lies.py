@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import blake3
 import numpy as np
 from msgspec.structs import replace
+from thinwire.collectives.consensus.justification import sealed
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms, lives_in_order, lives_of, name_of, vote_for
 from thinwire.collectives.consensus.quorum import enough
@@ -20,7 +21,7 @@ from thinwire.collectives.rounds.round import Round
 from thinwire.compression.core.types import Buffer
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.node.outer.round_session import RoundSession
-from thinwire.sims.peers.false_messages import change_outgoing, each, repeat, sealed, sessions, signature_of
+from thinwire.sims.peers.false_messages import change_outgoing, each, repeat, sessions
 from thinwire.sims.peers.machine import Process
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
@@ -149,7 +150,9 @@ class _TwoProposals:
         if isinstance(message, Propose) and _first(message) and message.fragment == session.fragment and to[0] % 2:
             proposal = message.proposal
             if proposal.ballot.leader == session.me and len(proposal.contributors) > 1:
-                self._other = sealed(session, replace(proposal, contributors=proposal.contributors[:-1]))
+                self._other = sealed(
+                    replace(proposal, contributors=proposal.contributors[:-1]), session.factory.keyring.sign
+                )
                 self._votes = {}
                 message = Propose(self._other)
         self._control(to, message)
@@ -164,7 +167,7 @@ class _TwoProposals:
             or vote.digest is None
         ):
             return self._on_frame(peer, frame)
-        mine = signature_of(session, vote_for(proposal, vote.digest))
+        mine = session.factory.keyring.sign(vote_for(proposal, vote.digest))
         votes = self._votes.setdefault((vote.proposal_digest, vote.digest), {session.me: mine})
         votes[peer] = frame.signature
         proofs = tuple(Proof(voter, votes[voter]) for voter in sorted(votes))
@@ -200,7 +203,7 @@ class _DroppedVotes:
                 free = replace(
                     proposal, adopted=None, sources=(), kept=(), shares=(), group=proposal.alive, lives=lives
                 )
-                ours = sealed(session, replace(free, contributors=proposal.contributors[1:]))
+                ours = sealed(replace(free, contributors=proposal.contributors[1:]), session.factory.keyring.sign)
                 message = Propose(ours, tuple(one for one in message.reports if not one.voted), message.earlier)
         self._control(to, message)
 

@@ -1,18 +1,15 @@
-"""Means of peers that lie: changed messages, unsolicited ones, and signed false proposals."""
+"""Means of peers that lie: changed messages, and unsolicited messages."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
 
-from msgspec.structs import replace
-from thinwire.collectives.consensus.proposal import statement
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.sims.engine.virtual_loop import current
 from thinwire.sims.peers.machine import Process
-from thinwire.swarm.frame import sign_message
-from thinwire.swarm.messages.registry import Message, PeerId, Proposal
+from thinwire.swarm.messages.registry import Message, PeerId
 
 REPEAT_SECONDS = 0.5
 """Interval in seconds between two messages of a liar that repeats itself."""
@@ -27,16 +24,6 @@ def sessions(process: Process) -> Sequence[RoundSession | GossipSession]:
     """Return the session of a peer, or those of its fragments."""
     found = process.peer.session.sessions.values()
     return tuple(one for one in found if isinstance(one, (RoundSession, GossipSession)))
-
-
-def signature_of(session: RoundSession, message: Message) -> bytes:
-    """Return the signature of a peer under a message without payload."""
-    return sign_message(message, b"", session.identity, session.run_id)
-
-
-def sealed(session: RoundSession, proposal: Proposal) -> Proposal:
-    """Return a proposal with the signature of the peer as its leader."""
-    return replace(proposal, seal=signature_of(session, statement(proposal)))
 
 
 def change_outgoing(process: Process, change: Callable[[PeerId, Message], Message]) -> None:

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 from thinwire.collectives.consensus.acceptor import LAST_TERM, LEAP
+from thinwire.collectives.consensus.justification import sealed
 from thinwire.collectives.rounds.round import Round
 from thinwire.node.methods.noloco.session import GossipSession
 from thinwire.node.outer.round_session import RoundSession
-from thinwire.sims.peers.false_messages import each, repeat, sealed
+from thinwire.sims.peers.false_messages import each, repeat
 from thinwire.sims.peers.machine import Process
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
@@ -139,7 +140,7 @@ class _Divide(_Stopper):
                 if to != self._others(first[0])[0]:
                     return
                 other = replace(message.proposal, contributors=message.proposal.contributors[1:], shares=())
-                message = replace(message, proposal=sealed(session, other))
+                message = replace(message, proposal=sealed(other, session.factory.keyring.sign))
         super()._send(to, message)
 
 
