@@ -14,6 +14,7 @@ from thinwire.collectives.consensus.farewells import signed
 from thinwire.collectives.consensus.justification import justify
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms, name_of
+from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.rounds.data_planes.contributions import UNCHECKED, OwnerChecks
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
 from thinwire.collectives.rounds.data_planes.owner_results import Reducer, basis_of
@@ -56,6 +57,19 @@ DENSE = {"reducer": Reducer(CODEC, RULES["mean"], BufferPool()), "grid": GRID, "
 """Arguments of the data planes that average dense values."""
 
 Sent = tuple[PeerId, Message, bytes]
+
+
+class FixedLife(MemoryVoteStore):
+    """Store of a given life."""
+
+    def __init__(self, life: bytes) -> None:
+        super().__init__()
+        self.given = life
+
+    @property
+    def life(self) -> bytes:
+        """The given life."""
+        return self.given
 
 
 class FakeSendQueue:

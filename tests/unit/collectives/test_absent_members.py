@@ -6,13 +6,12 @@ import dataclasses
 
 import msgspec
 import pytest
-from kit.rounds.round_harness import farewell, freely
+from kit.rounds.round_harness import FixedLife, farewell, freely
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.justification import justify
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms, lives_in_order, lives_of
 from thinwire.collectives.consensus.quorum import TWO_THIRDS, enough, tolerated
-from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.swarm.messages.registry import LIFE, Ballot, Contribution, Prepare, Promise, Proposal, Propose, Ready
 
 IDS = tuple(bytes([number]) * 32 for number in range(8))
@@ -84,18 +83,6 @@ def test_peers_that_can_commit_can_commit_the_next_round_too(count):
 
 
 # --- leaders and acceptors
-
-
-class FixedLife(MemoryVoteStore):
-    """Store of a given life."""
-
-    def __init__(self, life):
-        super().__init__()
-        self.given = life
-
-    @property
-    def life(self):
-        return self.given
 
 
 def announced(peer, life=b"", **changes):

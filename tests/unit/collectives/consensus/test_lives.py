@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from kit.rounds.round_harness import freely
+from kit.rounds.round_harness import FixedLife, freely
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import RoundTerms, lives_of
-from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.swarm.messages.registry import (
     LIFE,
     Ballot,
@@ -25,18 +24,6 @@ LEADER, ME, OTHER = IDS
 LIVES = {peer: bytes([100 + at]) * LIFE for at, peer in enumerate(IDS)}
 RESULTS = b"r" * 32
 FIRST = Ballot(1, LEADER)
-
-
-class FixedLife(MemoryVoteStore):
-    """Store of a given life."""
-
-    def __init__(self, life):
-        super().__init__()
-        self.given = life
-
-    @property
-    def life(self):
-        return self.given
 
 
 TERMS = RoundTerms(5, 0, tuple(IDS), bytes(32), bytes(32), lives=LIVES)
