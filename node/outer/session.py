@@ -132,9 +132,6 @@ class Session(ABC):
 class StateCatchUp(Protocol):
     """Decision to replace our state by a newer one, and its transfer: CatchUp, GossipCatchUp."""
 
-    behind: asyncio.Event
-    """Set when the swarm is so far ahead that the state must be fetched."""
-
     foreign: OtherModelState | None
     """The mismatch, if the asked peers train another model."""
 

@@ -37,7 +37,8 @@ class CheckpointSchedule:
         if self._first and self._peer.checkpointer.digest is None:
             return True
         rounds = self._peer.replica.round - self._saved_round
-        return self._now() - self._saved_at > SAVE_SECONDS and rounds >= SAVE_ROUNDS
+        # A state that was taken over may be that of an earlier round.
+        return self._now() - self._saved_at > SAVE_SECONDS and not 0 <= rounds < SAVE_ROUNDS
 
     async def begin_if_due(self, private: Callable[[], PrivateState | None]) -> None:
         """Begin a checkpoint if one is due; call this between two rounds.

@@ -212,7 +212,7 @@ class Reporter:
         waiting = ", ".join(map(short, others))
         detail = peer.session.stalled() or f"waiting for {waiting or 'a quorum'}"
         if replaced:
-            detail = "the others were ahead, and this peer has taken their state"
+            detail = "most others were in another round, and this peer has taken a state of theirs"
         self.emit("uncommitted", {"round": peer.replica.round + 1, "detail": detail})
 
     def snapshot(self, peer: Peer) -> Status:

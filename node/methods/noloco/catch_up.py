@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Generator, Sequence
 
 from thinwire.collectives.blocking_work import JobPart
 from thinwire.collectives.state_sync.state_offers import Offered
 from thinwire.collectives.state_sync.state_sync import FetchedState, OtherModelState
+from thinwire.node.methods.noloco.progress_poll import far_ahead
 from thinwire.node.outer.state_server import StateServer
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.state.replica import Replica
@@ -27,8 +27,8 @@ class GossipCatchUp:
         draw: Callable[[], Sequence[PeerId]],
         patience: Callable[[], float],
     ) -> None:
-        self.behind = asyncio.Event()
-        """Set when most peers are so far ahead that a state must be fetched."""
+        self.reached: int | None = None
+        """Round of most peers, if it is so far ahead or behind that a state must be fetched."""
         self.foreign: OtherModelState | None = None
         """The mismatch, if the asked peers train another model."""
         self._replica, self._states, self._draw, self._patience = replica, states, draw, patience
@@ -43,16 +43,18 @@ class GossipCatchUp:
         """Fetch the state of one peer; return None if no peer offers a suitable state.
 
         The signed offer of that peer vouches for every chunk. If we have a state, or most peers are ahead of us, only a later
-        round will do: the state of another peer after the same round is no better than ours, and would cost our residual.
+        round will do: the state of another peer after the same round is no better than ours, and would cost our residual. If
+        most peers are far behind, only such a state will do.
         """
-        oldest = self._replica.round + (self._replica.round > 0 or self.behind.is_set())
-        self.behind.clear()
+        ours, reached, self.reached = self._replica.round, self.reached, None
         self._offered = False
         foreign: OtherModelState | None = None
 
         def accept(offered: Offered) -> Generator[JobPart, None, bool]:
             yield from ()
-            return offered.offer.round >= oldest
+            if reached is not None and reached < ours:
+                return far_ahead(ours, offered.offer.round)
+            return offered.offer.round >= ours + (ours > 0 or reached is not None)
 
         for peer in self._draw():
             fetched = await self._states.fetch([peer], work, patience=self._patience(), accept=accept)

@@ -51,10 +51,10 @@ class GossipLoop(ReplicaLoop):
         """Run one round after the inner steps. `weight`: tokens of these steps. `loss`, `speed`: for display.
 
         The round commits with or without partners, and the model starts from the new slow weights. The outcome has no
-        commit only if the swarm was so far ahead that another peer's state was taken over.
+        commit only if most peers were so far ahead or behind that the state of one was taken over.
         """
         session = self._session
-        if session.catch_up.behind.is_set() and await self.catch_up():
+        if session.catch_up.reached is not None and await self.catch_up():
             return Outcome()
         read = self._read
         if self._sends_slow_weights and not session.current.posted:  # In the first round nothing has posted them yet.

@@ -1,15 +1,21 @@
-"""Poll of some peers for their round, when one peer claims to be ahead; a single claim may be a lie."""
+"""Poll of some peers for their round, when one claims another round; a single claim may be a lie."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import median_low
+from statistics import median_high
 
 from thinwire.collectives.state_sync.offer_search import LAST_ROUND
 from thinwire.swarm.messages.registry import PeerId
 
 ASKED = 4
 """Peers that are asked for their round."""
+
+LEAD = 8
+"""Most rounds by which a peer may be ahead of most others.
+
+Waits for late partners double from round to round, so they stop a faster peer before.
+"""
 
 
 class ProgressPoll:
@@ -20,8 +26,8 @@ class ProgressPoll:
         self._asked: frozenset[PeerId] = frozenset()
         self._claims: dict[PeerId, int] = {}
         self._until = -1.0
-        self.reached = 0
-        """Result of the last poll: the round that most had reached or passed."""
+        self.reached: int | None = None
+        """Result of the last poll, see `close`."""
 
     def open(self, peer: PeerId, round: int, others: Sequence[PeerId], patience: float) -> list[PeerId]:
         """Start a poll after `peer` claimed `round`; return the peers to ask, none shortly after a poll."""
@@ -51,14 +57,26 @@ class ProgressPoll:
         """True if the time for answers is over."""
         return bool(self._asked) and self._now() > self._until
 
-    def close(self) -> int:
-        """End the poll; return the round that most have reached or passed, 0 without answers."""
+    def close(self, ours: int) -> int:
+        """End the poll; return the round that at least half have reached or passed.
+
+        This peer, which is in round `ours`, is included. So of two halves of a swarm only the one behind takes over a state of the other one.
+        """
         rounds = [round for round in self._claims.values() if round < LAST_ROUND]
         self._asked, self._claims = frozenset(), {}
-        self.reached = median_low(rounds) if rounds else 0
+        self.reached = median_high([*rounds, ours])
         return self.reached
+
+    def apart(self, ours: int) -> bool:
+        """Return True if a peer in round `ours` must take over a state, by the result of the last poll."""
+        return self.reached is not None and (self.reached > ours or far_ahead(ours, self.reached))
 
     def on_link_down(self, peer: PeerId) -> None:
         """Discard the answer of a departed peer."""
         self._claims.pop(peer, None)
         self._asked -= {peer}
+
+
+def far_ahead(ours: int, theirs: int) -> bool:
+    """Return True if round `ours` is too far ahead of `theirs` to wait for it."""
+    return ours > theirs + LEAD

@@ -3,8 +3,9 @@
 Everything runs on the event loop. A peer's round number counts its own outer steps; peers drift apart. A partner counts
 if it is in the same round, and the peer that is ready first waits for a multiple of the time of its own inner steps. A
 peer that is late repeatedly stops its inner steps when its partner waits (`overtaken`). A peer whose partner claims to
-be past its round polls some others, and if most of them are, takes over the state of one. Partners are drawn when a
-round begins, and again when the view changes until this peer is ready, so that they receive its slow weights early.
+be past its round, or far behind it, polls some others, and if most of them are, takes over the state of one. Partners are
+drawn when a round begins, and again when the view changes until this peer is ready, so that they receive its slow
+weights early.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from thinwire.compression.core.types import Buffer
 from thinwire.node.methods.noloco.catch_up import GossipCatchUp
 from thinwire.node.methods.noloco.early_messages import EarlyMessages
 from thinwire.node.methods.noloco.partner_wait import PartnerWait
-from thinwire.node.methods.noloco.progress_poll import ASKED, ProgressPoll
+from thinwire.node.methods.noloco.progress_poll import ASKED, ProgressPoll, far_ahead
 from thinwire.node.methods.noloco.replica import GossipReplica
 from thinwire.node.outer.session import ReplicaSession, SessionContext
 from thinwire.node.outer.state_server import STATE, StateServer
@@ -53,6 +54,7 @@ class GossipSession(ReplicaSession):
     """
 
     replica: GossipReplica
+    catch_up: GossipCatchUp
 
     def __init__(self, context: SessionContext, replica: GossipReplica) -> None:
         super().__init__(context, replica)
@@ -137,7 +139,7 @@ class GossipSession(ReplicaSession):
     @property
     def overtaken(self) -> bool:
         """True if inner steps should end now: a state must be fetched, or partners have waited long enough."""
-        return self.catch_up.behind.is_set() or self._partner_wait.keeps_waiting(self.current)
+        return self.catch_up.reached is not None or self._partner_wait.keeps_waiting(self.current)
 
     @property
     def ready(self) -> Collection[PeerId]:
@@ -175,8 +177,11 @@ class GossipSession(ReplicaSession):
         for peer in () if self._entered else self._draw_peers(GREETED):
             self._send_queue.control(peer, Behind(self.replica.round))
         self._entered = True
-        if self._poll.reached <= self.replica.round:  # else the answers came during a step, which changes little
-            self.catch_up.behind.clear()
+        if not self._poll.apart(self.replica.round):  # else the answers came during a step, which changes little
+            self.catch_up.reached = None
+        if self.replica.round + 1 < done.round:
+            # We announce these rounds for a second time, and peers may still have what we announced before.
+            self._first_attempt = done.attempt + 1
         # A fetched state replaces ours: earlier announcements of this round no longer count.
         repeats = self.replica.round + 1 == done.round
         self.current = self._next_round(done.attempt + 1 if repeats else self._first_attempt)
@@ -322,8 +327,8 @@ class GossipSession(ReplicaSession):
         self._peers_with_state.add(peer)
         if pair is not None and pair.ours is not None and pair.result is None:
             pair.note_present()
-            if round >= pair.round:
-                pair.fail("ahead", notify=False)
+            if (ahead := round >= pair.round) or far_ahead(self.replica.round, round):
+                pair.fail("ahead" if ahead else "behind", notify=False)
                 self._start_poll(peer, round)
         elif self._poll.answer(peer, round):
             self._end_poll()
@@ -335,8 +340,9 @@ class GossipSession(ReplicaSession):
             self._end_poll()
 
     def _end_poll(self) -> None:
-        if self._poll.close() > self.replica.round:
-            self.catch_up.behind.set()
+        reached = self._poll.close(self.replica.round)
+        if self._poll.apart(self.replica.round):
+            self.catch_up.reached = reached
             self._on_commit()
 
     def _draw_peers(self, count: int) -> list[PeerId]:

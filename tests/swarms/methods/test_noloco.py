@@ -355,6 +355,36 @@ def test_peer_that_was_suspended_takes_the_state_of_the_others(swarm, peers):
     virtual_loop.run(main(), seed=3)
 
 
+@pytest.mark.parametrize("group", [2, 4, 9])
+def test_peer_that_trained_alone_while_others_slept_returns_to_their_round(swarm, group):
+    """It does not wait until they have made all of the rounds that it has made without them."""
+
+    async def main():
+        s = swarm(4, codec="int8(block=256)", outer=NOLOCO, rounds=90, size=20_000, group=group)
+        for node in s.nodes.values():
+            node.pace = 1.0
+        s.start()
+        await asyncio.sleep(8.0)
+        awake, *asleep = s.nodes.values()
+        for node in asleep:
+            s.net.pause(node.id)
+            node.pace = 60.0
+        await asyncio.sleep(55.0)
+        missed = awake.replica.round - max(node.replica.round for node in asleep)
+        for node in asleep:
+            s.net.resume(node.id)
+            node.pace = 1.0
+        await asyncio.sleep(20.0)
+        rounds = [node.replica.round for node in s.nodes.values()]
+        assert missed > 25 and max(rounds) - min(rounds) <= 4, (missed, rounds)
+        assert max(rounds) < 40 < missed + min(rounds)  # the awake peer moves, not the others
+        assert [name for _, name, _ in awake.log].count("synced") == 1
+        met = [len(of) > 1 for node in s.nodes.values() for of in list(node.contributors.values())[-4:]]
+        assert sum(met) > 8, met
+
+    virtual_loop.run(main(), seed=3)
+
+
 def nan(source, hashes):
     changed = np.frombuffer(bytes(source[0]), np.uint8).copy()
     changed[:4].view(np.float32)[:] = np.nan
@@ -468,7 +498,7 @@ def test_frames_from_non_partners_change_nothing(swarm, codec):
         mouth.cancel()
         for node in list(s.nodes.values())[:3]:
             assert met(node) == {2: 8} and not any(node.missing.values())
-            assert not node.session.catch_up.behind.is_set() and node.session.sizes()["early"][0] <= 2
+            assert node.session.catch_up.reached is None and node.session.sizes()["early"][0] <= 2
 
     virtual_loop.run(main(), seed=5)
 

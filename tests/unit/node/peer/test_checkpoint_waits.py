@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from thinwire.node.peer.checkpoint_schedule import CheckpointSchedule
+from thinwire.node.peer.checkpoint_schedule import SAVE_SECONDS, CheckpointSchedule
 from thinwire.node.runtime.asyncio_extra import at_once
 
 
@@ -30,9 +30,9 @@ class Keeper:
         await self.rest.wait()
 
 
-def schedule(keeper, events):
-    environment = SimpleNamespace(now=lambda: 0.0)
-    peer = SimpleNamespace(environment=environment, checkpointer=keeper, replica=SimpleNamespace(round=1), layout=None)
+def schedule(keeper, events, *, now=lambda: 0.0, replica=None):
+    replica = replica or SimpleNamespace(round=1)
+    peer = SimpleNamespace(environment=SimpleNamespace(now=now), checkpointer=keeper, replica=replica, layout=None)
     report = SimpleNamespace(emit=lambda name, fields: events.append(fields["detail"]))
     return CheckpointSchedule(peer, report, at_once)
 
@@ -70,5 +70,23 @@ def test_training_does_not_wait_for_a_writer_that_has_failed():
         await here.begin_if_due(lambda: None)
         with pytest.raises(OSError):
             await here.written()
+
+    asyncio.run(main())
+
+
+def test_checkpoint_is_due_after_a_return_to_an_earlier_round():
+    async def main():
+        keeper, now, begun, replica = Keeper(waits=False), [0.0], [], SimpleNamespace(round=300)
+        keeper.begin = lambda *given: begun.append(replica.round) or True
+        keeper.private.set()
+        keeper.rest.set()
+        here = schedule(keeper, [], now=lambda: now[0], replica=replica)
+        await here.begin_if_due(lambda: None)
+        for round in (305, 20, 25, 30):
+            now[0] += SAVE_SECONDS + 1
+            replica.round = round
+            await here.begin_if_due(lambda: None)
+            await turns()
+        assert begun == [300, 20, 30]
 
     asyncio.run(main())

@@ -121,4 +121,4 @@ def test_round_without_a_commit_waits_for_other_peers_only():
         )
         report.uncommitted(waits)
     report.uncommitted(waits, replaced=True)
-    assert events[:2] == [f"waiting for {short(IDS[1])}", "waiting for a quorum"] and "their state" in events[2]
+    assert events[:2] == [f"waiting for {short(IDS[1])}", "waiting for a quorum"] and "state of theirs" in events[2]

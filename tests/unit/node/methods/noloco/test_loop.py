@@ -45,7 +45,7 @@ def test_one_liar_does_not_make_honest_partners_refuse_each_other(usual, lie):
         grid=Grid(1, 1),
         codec=parse_pair_codec("fp32", lr=0.7, gamma=0.7),
         current=SimpleNamespace(round=1, attempt=1, base=()),
-        catch_up=SimpleNamespace(behind=asyncio.Event()),
+        catch_up=SimpleNamespace(reached=None),
         average=average,
         change=change,
         advance=lambda: None,

@@ -155,17 +155,17 @@ def test_majority_must_report_that_we_are_behind():
     assert not inquiry.answer(C, 4) and not inquiry.due
     now[0] = 2.5
     assert inquiry.due
-    assert inquiry.close() == 10**6  # two of three answers
+    assert inquiry.close(3) == 10**6  # two of three answers
     assert not inquiry.due
     now[0] = 5.0
     inquiry.open(A, 10**6, [B, C, D, E], 2.0)
     said = [inquiry.answer(peer, 4) for peer in (B, C, D, E)]
-    assert said == [False, False, False, True] and inquiry.close() == 4
+    assert said == [False, False, False, True] and inquiry.close(3) == 4
 
 
 def test_single_report_of_two_peers_counts():
     inquiry = ProgressPoll(lambda: 0.0)
-    assert inquiry.open(A, 7, [A], 2.0) == [] and inquiry.complete and inquiry.close() == 7
+    assert inquiry.open(A, 7, [A], 2.0) == [] and inquiry.complete and inquiry.close(3) == 7
 
 
 def test_departed_peer_reports_nothing():
@@ -173,4 +173,4 @@ def test_departed_peer_reports_nothing():
     inquiry.open(A, 7, [B, C], 2.0)
     inquiry.on_link_down(A)
     assert not inquiry.answer(B, 3)
-    assert inquiry.answer(C, 3) and inquiry.close() == 3
+    assert inquiry.answer(C, 3) and inquiry.close(3) == 3

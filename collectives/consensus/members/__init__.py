@@ -1,1 +1,0 @@
-"""Members of a round: those that vote, their lives, quorums and farewells."""
