@@ -195,7 +195,7 @@ class PeerLifecycle:
         await peer.rounds.settled()
         loss, before = done.loss if done.steps and not math.isnan(done.loss) else report.loss, peer.replica.contents
         weight = self._tokens or peer.workload.idle_weight
-        outcome, _ = await self._services.exchange(steps=tail.steps + count, weight=weight, loss=loss)
+        outcome, _ = await self._services.exchange(steps=done.steps, weight=weight, loss=loss)
         past = outcome.commit is not None or outcome.dropped or outcome.taken
         # Without a barrier the state may have changed through rounds of others. A round that was just made has no
         # digest yet.

@@ -318,6 +318,15 @@ def test_noloco_joiner_is_ready_at_once_although_no_peer_was_alone_in_a_round(gr
     assert [event.at < 13.0 for event in run.journal.of("ready") if event.peer == 4] == [True]
 
 
+def test_event_of_a_round_has_the_inner_steps_that_were_made():
+    """A slow peer ends its inner steps early because its partners wait."""
+    run = play(swarm_of(4, manifest_of(f"{NOLOCO}sync_every = 8\n"), seconds=60.0, step=(0.25, 0.25, 0.25, 1.0)))
+    rounds = [event.fields for event in run.journal.of("round")]
+    assert {one["steps"] for one in rounds} > {8} and max(one["steps"] for one in rounds) == 8
+    tokens = max(one["tokens"] for one in rounds) / 8
+    assert all(one["tokens"] == one["steps"] * tokens for one in rounds)
+
+
 def test_noloco_joiner_takes_state_of_one_peer(swarm):
     async def main():
         s = swarm(4, codec="int8(block=256)", outer=NOLOCO, rounds=12, size=50_000)
