@@ -298,7 +298,8 @@ class Transitions:
         peer = entry.record.peer_id
         suspicion = self._suspects.end(peer, now, refuted=False)
         assert suspicion is not None
-        detail = f"accused by {', '.join(short(accuser) for accuser in suspicion.accusers) or 'no other peer'}"
+        others = [short(accuser) for accuser in suspicion.accusers if accuser != self.table.me]
+        detail = f"accused by {', '.join(others) or 'no other peer'}"
         if suspicion.has_own_evidence(now):
             detail = f"own probe failed; {detail}"
             accusation = Accusation(True, self.table.me, peer, entry.record.sequence)

@@ -354,6 +354,19 @@ def test_death_needs_k_accusers_or_own_evidence() -> None:
     assert _until_dead(roster, 1, answer=False) < 36.0
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_reason_of_a_death_names_other_accusers_only(others: bool) -> None:
+    """The peer that reports it does not accuse it beside its own probe."""
+    roster = _alone(others=8)
+    if others:
+        roster.handle(NAMES[2], Gossip((_accuse(2, 1),)), 0.1)
+    _until_dead(roster, 1, answer=False)
+    accusers = NAMES[2].hex()[:8] if others else "no other peer"
+    assert [event.detail for event in roster.events if event.kind == "dead"] == [
+        f"own probe failed; accused by {accusers}"
+    ]
+
+
 def _until_dead(roster: Roster, index: int, *, answer: bool) -> float:
     """Return when peer `index` is declared dead; all acknowledge pings, peer `index` only with `answer`."""
     now = 0.1
