@@ -13,8 +13,7 @@ from thinwire.node.outer.quorum_wait import PATIENCES, QuorumWait
 from thinwire.node.outer.session import FragmentRounds
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
-from thinwire.swarm.frame import sign_message
-from thinwire.swarm.identity.identity import Identity, short
+from thinwire.swarm.identity.identity import short
 from thinwire.swarm.keyring import Keyring
 from thinwire.swarm.lineage import founded_by, name_of_fork
 from thinwire.swarm.lineage_founding import Founding
@@ -160,16 +159,16 @@ def check_votes(replica: Replica, votes: VoteStore, me: PeerId) -> bool:
 
 
 def continue_alone(
-    replica: Replica, fragment: int, votes: VoteStore, identity: Identity, run_id: bytes, *, ahead: bool = False
+    replica: Replica, fragment: int, votes: VoteStore, keyring: Keyring, *, ahead: bool = False
 ) -> Fork | None:
-    """Make this peer the only member. Runs in `work`.
+    """Make this peer, whose keyring is given, the only member. Runs in `work`.
 
     Return the fork of the lineage if that is not the first one. No lineage is needed if the peer is the only member already,
     or in methods without agreement. A lineage is needed in any case if this peer has been further (`ahead`), because repeated
     rounds have other results. A new lineage begins with a new life, which has no vote in the parent lineage. So two copies of
     a run folder found two lineages, not one with two results.
     """
-    me = identity.peer_id
+    me = keyring.me
     ahead |= check_votes(replica, votes, me)
     if not replica.alike:
         replica.members, replica.lives = (me,), votes.life
@@ -179,16 +178,8 @@ def continue_alone(
     if replica.members == (me,) and replica.known_lives == {me: votes.life} and proved and not ahead:
         return None
     votes.renew()
-    founding = Founding(
-        me,
-        replica.round,
-        fragment,
-        replica.digest,
-        replica.members,
-        votes.life,
-        lambda message: sign_message(message, b"", identity, run_id),
-        lambda peer: identity.public_key,
-    )
+    place = replica.round, fragment, replica.digest, replica.members
+    founding = Founding(me, *place, votes.life, keyring.sign, keyring.key_of)
     founding.update(0.0, (), (), 0.0)
     fork = founding.fork
     assert fork is not None

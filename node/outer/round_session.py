@@ -317,7 +317,7 @@ class RoundSession(ReplicaSession):
         def alone() -> Fork | None:
             change()
             place = self.replica, self.fragment, self.votes
-            return continue_alone(*place, self.identity, self.run_id, ahead=self.starter.ahead)
+            return continue_alone(*place, self.factory.keyring, ahead=self.starter.ahead)
 
         if (fork := await self.change(work, alone)) is not None:
             report(fork, self._emit)

@@ -43,6 +43,7 @@ from thinwire.swarm.identity.admission_token import TokenError
 from thinwire.swarm.identity.identity import Identity, peer_id_of, short
 from thinwire.swarm.identity.invite import MAX_SEEDS, Invite, Seed
 from thinwire.swarm.identity.stage_claim import Seating, seating
+from thinwire.swarm.keyring import Keyring
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
 from thinwire.swarm.manifest.parser import SignedManifest
 from thinwire.swarm.membership.presets import Preset
@@ -240,8 +241,9 @@ class Peer:
     async def _forks(self, votes: Mapping[int, VoteFile], work: Work) -> list[Fork]:
         """Return the forks with which this peer continues alone, see `continue_alone`."""
         forks: list[Fork] = []
+        keyring = Keyring(self.identity, self.run_id, lambda peer: None)
         for number, replica, _ in self.replica.each(self.layout):
-            begin_alone = partial(continue_alone, replica, number, votes[number], self.identity, self.run_id)
+            begin_alone = partial(continue_alone, replica, number, votes[number], keyring)
             if (fork := await work(begin_alone)) is not None:
                 forks.append(fork)
         return forks

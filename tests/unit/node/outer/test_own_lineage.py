@@ -36,6 +36,7 @@ from thinwire.node.outer.quorum_wait import PATIENCES
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import verify_message
 from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.keyring import Keyring
 from thinwire.swarm.lineage import lineage_of, name_of_fork, proved
 from thinwire.swarm.messages.registry import (
     LIFE,
@@ -344,6 +345,7 @@ def test_only_a_lineage_that_begins_with_our_state_is_adopted_at_once():
 
 KEY = Identity.generate(b"k" * 32)
 RUN = b"r" * 32
+RING = Keyring(KEY, RUN, lambda peer: None)
 
 
 def check(peer, message, signature):
@@ -351,7 +353,7 @@ def check(peer, message, signature):
 
 
 def alone(replica, votes=None):
-    return continue_alone(replica, 0, votes or MemoryVoteStore(random.Random(1)), KEY, RUN)
+    return continue_alone(replica, 0, votes or MemoryVoteStore(random.Random(1)), RING)
 
 
 def test_founder_of_a_run_founds_its_first_lineage():
