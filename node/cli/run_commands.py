@@ -174,12 +174,15 @@ def start(
 
 def _read_manifest(file: Path) -> Manifest:
     """Return the manifest in a file: mistakes in it are reported at once, before torch is loaded."""
+    from thinwire.swarm.identity.invite import is_invite
     from thinwire.swarm.identity.regular_file import content_of
     from thinwire.swarm.manifest.parser import parse
 
     try:
         toml = content_of(file)
     except OSError as error:
+        if is_invite(file.name) and file.suffix != ".toml":
+            raise InputError(f"{file} is an invite, not a manifest", f"`thinwire join {file}` joins its run") from None
         raise InputError(
             f"cannot read {file}: {error.strerror}", "give the path of a run's TOML file, such as examples/demo.toml"
         ) from None

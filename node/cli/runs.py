@@ -22,7 +22,7 @@ from thinwire.node.runtime.directories import Directories, RunDirectory
 from thinwire.node.runtime.disk import RealDisk, present
 from thinwire.node.runtime.load_settings import Config
 from thinwire.node.state.checkpoint_store import LATEST
-from thinwire.swarm.identity.invite import PREFIX, Invite
+from thinwire.swarm.identity.invite import PREFIX, Invite, is_invite
 
 Result = TypeVar("Result")
 DIRECTORY_HINT = (
@@ -36,7 +36,7 @@ _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 def is_run(text: str) -> bool:
     """Return True if an argument of `join` is the name or the id of a run, and not an invite."""
-    return _RUN.fullmatch(text) is not None and not text.lower().startswith(PREFIX)
+    return _RUN.fullmatch(text) is not None and not is_invite(text)
 
 
 def find(target: str, config: Config, options: Options) -> Invite:
@@ -51,8 +51,10 @@ def find(target: str, config: Config, options: Options) -> Invite:
             if config.directories.runs_called(target)
             else (f"no run of this machine is called {target!r}, and it is no invite")
         )
+        begin = f"`thinwire start {target}` begins the run of a manifest; " if target.endswith(".toml") else ""
         raise InputError(
-            f"{here}; no directory was named to find its peers in", f"an invite begins with {PREFIX}-; {DIRECTORY_HINT}"
+            f"{here}; no directory was named to find its peers in",
+            f"{begin}an invite begins with {PREFIX}-; {DIRECTORY_HINT}",
         )
 
     async def search(directory: Directory) -> Invite:

@@ -76,7 +76,7 @@ class Invite:
     def parse(cls, code: str) -> Invite:
         """Parse a code. Case, spaces, line breaks and dashes do not matter. Raises InviteError."""
         text = _IGNORED.sub("", code[:_LONGEST]).lower()
-        if len(code) > _LONGEST or not text.isascii() or not text.startswith(PREFIX):
+        if len(code) > _LONGEST or not text.isascii() or not is_invite(text):
             raise InviteError("this is not an invite", f"an invite starts with {PREFIX}; copy the whole line")
         letters = text[len(PREFIX) :]
         try:
@@ -110,6 +110,11 @@ class Invite:
         if not whole or not 1 <= count <= MAX_SEEDS:
             raise ValueError("wrong number of seeds, or a damaged token")
         return cls(run_id, tuple(seeds), token, secret)
+
+
+def is_invite(text: str) -> bool:
+    """Return True if a text begins like an invite; it may have typos."""
+    return text.lower().startswith(PREFIX)
 
 
 def _typo() -> InviteError:

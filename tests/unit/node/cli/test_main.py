@@ -89,6 +89,21 @@ def test_join_with_a_manifest_names_the_command_that_takes_one(capsys, daemon, t
     assert "hint: `thinwire start run.toml` begins the run" in capsys.readouterr().err and daemon.calls == []
 
 
+@pytest.mark.parametrize(
+    "arguments, hint",
+    [
+        (("join", "run.toml"), "`thinwire start run.toml` begins the run"),
+        (("start", "tw1-abcd-efgh"), "`thinwire join tw1-abcd-efgh` joins its run"),
+        (("start", "TW1-" + 300 * "a"), "`thinwire join TW1-aaaa"),
+    ],
+)
+def test_argument_of_the_other_command_that_is_no_file_names_that_command(
+    capsys, home, daemon, tmp_path, monkeypatch, arguments, hint
+):
+    monkeypatch.chdir(tmp_path)
+    assert hint in refused(capsys, *arguments, "--home", home)[2] and daemon.calls == []
+
+
 def test_id_command_creates_key_once(capsys, home):
     code, out, err = outcome(capsys, "id", "--home", home)
     identity = Identity.load(home / "identity.key")
