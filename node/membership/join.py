@@ -23,6 +23,9 @@ SEARCH_SECONDS = 60.0
 DIALS = 8
 """Contacts that are dialled at the same time: one that does not answer takes seconds."""
 
+REPORT_SECONDS, REPEAT_SECONDS = 3.0, 30.0
+"""Seconds of a search before it is reported why no peer has admitted us, and between two such reports."""
+
 MAX_RECORDS = 10
 """Most records of present peers, and most absent peers, in a Welcome."""
 
@@ -69,6 +72,7 @@ async def knock(
     lasting: Collection[str] = (),
     met: Callable[[], bool] = lambda: False,
     least: float = 0.0,
+    report: Callable[[str], None] = lambda reason: None,
 ) -> HintedError | None:
     """Knock for `seconds` until a contact admits us and `enter` accepts its Welcome.
 
@@ -80,11 +84,11 @@ async def knock(
     If no contact is left that may change its answer, the last such refusal is returned, or NoSwarm, but not before
     `least` seconds: until then a peer may come to our gate. A refusal by the swarm itself ends the wait. That an address has
     another run is no refusal by the swarm: while others may still admit us, the error is NoSwarm, or NoPlace if one of them
-    had no place.
+    had no place. While the search lasts, `report` is called with the reason why it does.
     """
     began, reason, full = environment.now(), "no peer answered", ""
     refusals: dict[Contact, Refused | ManifestMismatch] = {}
-    there, open_until = False, began + least
+    there, open_until, report_at = False, began + least, began + REPORT_SECONDS
     while contacts or (environment.now() < open_until and not there):
         hopeful = environment.now() < open_until
         async with aclosing(_answers(contacts, hello(), transport)) as answers:
@@ -114,6 +118,10 @@ async def knock(
                     refusals.pop(contact, None)  # it was asked again, and gives another answer
                 elif isinstance(answer, Welcome) or answer.code != "signature":
                     contacts = [other for other in contacts if other is not contact]
+                if environment.now() >= report_at:
+                    report_at = environment.now() + REPEAT_SECONDS
+                    refusal = next(reversed(refusals.values()), None)
+                    report(reason if refusal is None else f"{refusal}; {refusal.hint}")
         if not hopeful or environment.now() >= began + seconds:
             break
         await asyncio.sleep(0.2 + 0.8 * environment.rng.random())
@@ -168,7 +176,10 @@ BANNED_HINT = (
 ADVICE = {
     "version": "install the version of thinwire that the swarm runs",
     "run": "the peer at that address now runs another run; ask for a new invite",
-    "signature": "check that the clocks of both machines are accurate to within two minutes",
+    "signature": (
+        "the clock of this machine or of that one is wrong; correct it, on Linux with `timedatectl set-ntp true`, so that "
+        "the clocks of all machines differ by less than two minutes"
+    ),
     "token": (
         "ask a member that may invite, or the author of the run, for a new invite; a key that was revoked needs a new "
         "key as well: --home DIR"

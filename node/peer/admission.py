@@ -278,7 +278,12 @@ class Admission:
             lasting=lasting,
             met=self._met,
             least=least,
+            report=self._report_search,
         )
+
+    def _report_search(self, reason: str) -> None:
+        if self._searching:  # not for one dial among others, whose failure changes nothing
+            self._emit("waiting", {"detail": f"for a peer of the run that admits this one; {reason}"})
 
     def _met(self) -> bool:
         """Return True if a peer that our last process knew has connected to our gate (it may be undialable)."""

@@ -62,6 +62,29 @@ def test_joiner_refused_by_all_fails_at_once():
     )
 
 
+@pytest.mark.parametrize("seconds, times", [(2.0, 0), (10.0, 1), (40.0, 2)])
+@pytest.mark.parametrize("contacts, words", [([HERE, DEAD], "317 s in the future"), ([DEAD], "nobody is there")])
+def test_reason_of_a_long_search_is_reported_within_seconds(contacts, words, seconds, times):
+    """The clock is wrong, and another peer of the invite does not answer: the search continues."""
+    reports = []
+
+    async def meet(contact, hello):
+        return Refuse("signature", f"record issued {words}") if contact is HERE else Refuse("unreachable", words)
+
+    async def main():
+        loop, hello = virtual_loop.current(), Hello(VERSION, bytes(32), b"")
+        environment, transport = SimpleNamespace(now=loop.time, rng=random.Random(1)), SimpleNamespace(meet=meet)
+        await knock(
+            contacts, lambda: hello, lambda welcome: None, transport, environment, seconds=seconds,
+            report=lambda reason: reports.append((loop.time(), reason)),
+        )  # fmt: skip
+
+    virtual_loop.run(main(), seed=1)
+    assert len(reports) == times and all(words in reason for _, reason in reports)
+    assert all(("set-ntp" in reason) == (HERE in contacts) for _, reason in reports)
+    assert [at for at, _ in reports] == pytest.approx([4.0, 34.5][:times], abs=1.5)
+
+
 def test_withdrawn_refusal_is_not_the_reported_error():
     """The clock is corrected, but the peer that refused is gone: the error reports that."""
     refusal, _, asked = _knock([HERE, DEAD], ours=False, leaves=True)
