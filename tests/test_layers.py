@@ -49,7 +49,8 @@ PACKAGES = {
     ),
     "collectives/topology": ("swarm",),
     "collectives/health": ("swarm/messages",),
-    "collectives/consensus": ("collectives/topology",),
+    "collectives/consensus": ("collectives/consensus/members",),
+    "collectives/consensus/members": ("collectives/topology",),
     "collectives/state_sync": ("swarm", "collectives", "collectives/consensus"),
     "collectives/rounds": ("collectives/rounds/data_planes", "collectives/state_sync"),
     "collectives/rounds/data_planes": (

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.collectives.blocking_work import Work
-from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.outcome import Outcome

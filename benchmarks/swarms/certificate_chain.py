@@ -21,7 +21,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from thinwire.collectives.consensus.chain import Configuration, Proving, checked, decode, encode, extended, founded
-from thinwire.collectives.consensus.proposal import by_seniority, electorate_digest, lives_in_order, vote_for
+from thinwire.collectives.consensus.members.lives import by_seniority, electorate_digest, lives_in_order
+from thinwire.collectives.consensus.proposal import vote_for
 from thinwire.swarm.frame import sign_message, verify_message
 from thinwire.swarm.identity.identity import Identity, peer_id_of
 from thinwire.swarm.lineage import Verify, lineage_of, newest_round

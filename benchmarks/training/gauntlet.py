@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.compression.core.types import Floats
 from thinwire.node.outer.verification.score_book import STEP, ScoreBook, equal_step
 from thinwire.swarm.aggregation_spec import AggregationSpec

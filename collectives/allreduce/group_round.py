@@ -11,8 +11,8 @@ import msgspec
 from thinwire.collectives.allreduce.element_arithmetic import Elements
 from thinwire.collectives.allreduce.group_acceptance import Group
 from thinwire.collectives.allreduce.rendezvous import PeerContext
+from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
 from thinwire.collectives.rounds.round import LinkReport, Round
 from thinwire.collectives.topology.shards import Grid

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 
 from thinwire.collectives.allreduce.group_round import LocalPart, group_round, key_of
 from thinwire.collectives.allreduce.rendezvous import PeerContext, Rendezvous
+from thinwire.collectives.consensus.members.quorum import enough
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.quorum import enough
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_planes.contributions import ContributionSummary
 from thinwire.collectives.rounds.round import Round

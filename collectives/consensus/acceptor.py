@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 
 from thinwire.collectives.consensus.electorate import LeaderViews
 from thinwire.collectives.consensus.farewells import signed
-from thinwire.collectives.consensus.proposal import RoundTerms, name_of, sound
+from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.proposal import name_of, sound
 from thinwire.collectives.consensus.vote_store import VoteRecord, VoteStore
 from thinwire.swarm.messages.registry import (
     Ballot,

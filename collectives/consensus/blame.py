@@ -19,7 +19,8 @@ from collections.abc import Callable, Collection
 
 from thinwire.collectives.consensus.acceptor import BALLOTS
 from thinwire.collectives.consensus.announcements import Announcements
-from thinwire.collectives.consensus.proposal import FAULTS, TWO_ANNOUNCEMENTS, WITHHELD, RoundTerms
+from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.proposal import FAULTS, TWO_ANNOUNCEMENTS, WITHHELD
 from thinwire.swarm.messages.registry import Ballot, Blame, PeerId, Proposal
 
 UNSERVED = ("result", "result missing")

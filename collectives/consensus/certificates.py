@@ -8,7 +8,9 @@ from contextlib import suppress
 import msgspec
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.farewells import departed
-from thinwire.collectives.consensus.proposal import RoundTerms, lives_in_order, name_of, sound, vote_for
+from thinwire.collectives.consensus.members.lives import lives_in_order
+from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.proposal import name_of, sound, vote_for
 from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import Certificate, Commit, CompactCommit, PeerId, Proposal
 from thinwire.swarm.messages.wire_form import proofs_of, votes_of

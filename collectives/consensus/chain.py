@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import msgspec
 from thinwire.collectives.consensus.certificates import voters
-from thinwire.collectives.consensus.proposal import electorate_digest, lives_of, next_members
+from thinwire.collectives.consensus.members.lives import electorate_digest, lives_of, next_members
 from thinwire.swarm.lineage import Verify, founders_of, name_of_fork, proved
 from thinwire.swarm.messages import wire_form
 from thinwire.swarm.messages.registry import (

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from thinwire.collectives.consensus.farewells import Farewells, departed
-from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, RoundTerms
-from thinwire.collectives.consensus.quorum import enough, fewest, possible, tolerated
+from thinwire.collectives.consensus.members.quorum import enough, fewest, possible, tolerated
+from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL
 from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import PeerId, Proposal, Ready
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 
 import msgspec
-from thinwire.collectives.consensus.proposal import RoundTerms, name_of, sound
+from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.proposal import name_of, sound
 from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import MAX_FAREWELLS, Ballot, Farewell, Leave, Message, PeerId, Proposal
 

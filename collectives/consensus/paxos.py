@@ -43,7 +43,8 @@ from thinwire.collectives.consensus.blame import Complaints
 from thinwire.collectives.consensus.certificates import certified, conflicting, with_proposal
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.justification import sealed
-from thinwire.collectives.consensus.proposal import RoundTerms, vote_for
+from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.proposal import vote_for
 from thinwire.collectives.consensus.proposal_check import ProposalCheck
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.collectives.consensus.turn import Turn

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 
 import blake3
 import msgspec
+from thinwire.collectives.consensus.members.lives import lives_in_order, lives_of
+from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.topology import clusters, placement, relay_plan
 from thinwire.collectives.topology.bandwidth_shares import allot
-from thinwire.collectives.topology.placement import Order
 from thinwire.swarm.messages.registry import (
     LIFE,
     MAX_GROUP,
@@ -49,70 +49,6 @@ LEFT, ON_TRIAL, DISTRUSTED = "left", "on trial", "its contributions do not lower
 """Reasons of an Exclusion: the peer has left with a farewell, lacks endorsements, or is distrusted."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoundTerms:
-    """Terms of a round of one fragment; equal on all peers that can agree.
-
-    members: peers with a vote, decided by the last committed round, in leader order (rendezvous ranking).
-    seniors: the same by seniority, see quorum.py; empty: leader order. lineage: see `Fork`.
-    base: state digest after that round. plan: digest of layout, codec, grid and aggregation.
-    fraction: share of the members that must be exceeded. min_peers: fewest contributors.
-    max_weight: most tokens that one contribution may claim. max_contributors: most contributors.
-    grace: seconds to wait for stragglers once a quorum is ready. graces: other values for these members, and for applicants,
-    see RoundStarter. limit: least wait of a peer that opens the round in place of the first leader. patience: seconds without
-    progress before a peer acts; the caller derives it from the duration of earlier rounds. weights: the peers that may
-    contribute, with fixed weights; None: all peers, with their announced weights. spare: peers that contribute only if there
-    are too few others.
-    chunks: number of chunks of the fragment if owners are chosen by bandwidth; 0: all peers own equally many. relays: True if
-    a ballot may state uplink capacities, so that peers relay payloads. sited: True if it states which peers share a site.
-    buffered: True if members announce their presence before they contribute. Then a round waits for one contribution, or
-    `min_peers`, then `grace` for those of other members, and a patience for members that have not announced themselves.
-    lives: known lives of members; other members may have any life.
-    ring: makes the order in which the data of a ring passes the owners of chunks (empty: no ring in this ballot); None: the
-    run has no rings.
-    """
-
-    round: int
-    fragment: int
-    members: tuple[PeerId, ...]
-    base: Digest
-    plan: Digest
-    fraction: float = 0.5
-    min_peers: int = 1
-    max_weight: int = 2**53 - 1
-    max_contributors: int = MAX_GROUP
-    grace: float = 10.0
-    limit: float = 0.0
-    graces: Mapping[PeerId, float] = field(default_factory=dict)
-    patience: float = 2.0
-    weights: Mapping[PeerId, int] | None = None
-    spare: frozenset[PeerId] = frozenset()
-    chunks: int = 0
-    relays: bool = False
-    sited: bool = False
-    buffered: bool = False
-    ring: Order | None = None
-    lives: Mapping[PeerId, bytes] = field(default_factory=dict)
-    seniors: tuple[PeerId, ...] = ()
-    lineage: bytes = b""
-
-    @property
-    def electorate(self) -> Digest:
-        """Digest of the members that vote, see `electorate_digest`."""
-        seniors = self.seniors or self.members
-        return electorate_digest(seniors, lives_in_order(seniors, self.lives))
-
-    def other_life(self, peer: PeerId, life: bytes) -> bool:
-        """Return True if `life` is not the member's life: it has lost its run folder since it became a member."""
-        return self.lives.get(peer, life) != life
-
-
-def lives_of(members: Sequence[PeerId], lives: bytes) -> dict[PeerId, bytes]:
-    """Return the known lives of members. `lives`: LIFE bytes each, in their order; zeros mean unknown."""
-    pairs = zip(members, range(0, len(lives), LIFE), strict=False)
-    return {peer: life for peer, at in pairs if any(life := lives[at : at + LIFE])}
-
-
 def announced_lives(proposal: Proposal) -> dict[PeerId, bytes]:
     """Return the lives that peers have announced for a free proposal.
 
@@ -122,26 +58,6 @@ def announced_lives(proposal: Proposal) -> dict[PeerId, bytes]:
         return {}
     lives = lives_of(proposal.members, proposal.lives)
     return {peer: life for peer, life in lives.items() if peer in proposal.alive}
-
-
-def lives_in_order(members: Sequence[PeerId], lives: Mapping[PeerId, bytes]) -> bytes:
-    """Return LIFE bytes for each of `members`, zeros for an unknown life; the inverse of `lives_of`."""
-    return b"".join(lives.get(peer, bytes(LIFE)) for peer in members)
-
-
-@lru_cache(maxsize=64)
-def electorate_digest(members: tuple[PeerId, ...], lives: bytes) -> Digest:
-    """Return the blake3 of members, by seniority, and their lives, LIFE bytes each."""
-    return blake3.blake3(b"".join(members) + lives).digest()
-
-
-def next_members(decided: Sequence[PeerId], lives: bytes, before: Sequence[PeerId]) -> tuple[tuple[PeerId, ...], bytes]:
-    """Return the members that a commit has `decided`, and their `lives`, by seniority.
-
-    before: the electorate of its round, by seniority.
-    """
-    members = by_seniority(decided, before)
-    return members, lives_in_order(members, lives_of(decided, lives)) if lives else b""
 
 
 def names(entry: Contribution, ready: Ready) -> bool:
@@ -401,12 +317,6 @@ def with_absent(proposal: Proposal, absent: Collection[PeerId], terms: RoundTerm
     lives = {**terms.lives, **lives_of(proposal.alive, proposal.lives)}
     kept = tuple(sorted({*proposal.alive, *absent}))
     return msgspec.structs.replace(proposal, kept=kept, lives=lives_in_order(kept, lives))
-
-
-def by_seniority(members: Collection[PeerId], before: Sequence[PeerId]) -> tuple[PeerId, ...]:
-    """Return `members` by seniority: those of `before` in its order, then the others by id."""
-    stay = tuple(peer for peer in before if peer in members)
-    return stay + tuple(sorted(set(members).difference(stay)))
 
 
 def _resting(idle: Collection[PeerId], alive: Collection[PeerId]) -> tuple[PeerId, ...]:

@@ -13,14 +13,8 @@ from thinwire.collectives.consensus.announcements import Announcements
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.farewells import departed
 from thinwire.collectives.consensus.justification import justified
-from thinwire.collectives.consensus.proposal import (
-    DISTRUSTED,
-    ON_TRIAL,
-    announced_lives,
-    lives_of,
-    statement,
-    vote_for,
-)
+from thinwire.collectives.consensus.members.lives import lives_of
+from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, announced_lives, statement, vote_for
 from thinwire.swarm.evidence import Equivocation
 from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import (

@@ -12,8 +12,8 @@ from weakref import ref
 import blake3
 import numpy as np
 from thinwire.collectives.consensus.certificates import certificate
+from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_plane_factory import DataPlaneFactory

@@ -13,7 +13,7 @@ from itertools import pairwise
 import blake3
 from thinwire.collectives.blocking_work import JobPart, SharedWork, finish
 from thinwire.collectives.consensus.chain import Check, Configuration, Proving, Trusted, decoded
-from thinwire.collectives.consensus.proposal import lives_of
+from thinwire.collectives.consensus.members.lives import lives_of
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.lineage import by_strangers, lineage_of, name_of_fork, prevails
 from thinwire.swarm.messages.lineage import CHAIN_BYTES

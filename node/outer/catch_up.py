@@ -7,7 +7,7 @@ from collections.abc import Generator
 from functools import partial
 
 from thinwire.collectives.blocking_work import JobPart
-from thinwire.collectives.consensus.quorum import enough
+from thinwire.collectives.consensus.members.quorum import enough
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.state_sync.chunk_transfer import LATEST

@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from thinwire.collectives.consensus.chain import encode as encode_chain
 from thinwire.collectives.consensus.chain import extended, founded
-from thinwire.collectives.consensus.proposal import RoundTerms, lives_of, next_members
+from thinwire.collectives.consensus.members.lives import lives_of, next_members
+from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_planes.sparse_butterfly import OwnerResiduals
 from thinwire.collectives.state_sync.state_sync import FetchedState

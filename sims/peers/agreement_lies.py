@@ -12,9 +12,11 @@ import blake3
 import numpy as np
 from msgspec.structs import replace
 from thinwire.collectives.consensus.justification import sealed
+from thinwire.collectives.consensus.members.lives import lives_in_order, lives_of
+from thinwire.collectives.consensus.members.quorum import enough
+from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import RoundTerms, lives_in_order, lives_of, name_of, vote_for
-from thinwire.collectives.consensus.quorum import enough
+from thinwire.collectives.consensus.proposal import name_of, vote_for
 from thinwire.collectives.rounds.data_planes.owner_results import basis_of
 from thinwire.collectives.rounds.data_planes.result_store import digest_of
 from thinwire.collectives.rounds.round import Round

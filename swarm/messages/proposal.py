@@ -95,7 +95,7 @@ class Proposal(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
     peer that has lost its run folder, and with it its votes, is no member any more. In rounds without a lineage zeros are
     any life, and empty means zeros for all.
     `lineage`: see `Fork`. `farewells` (sorted by peer): members that have left, so that the quorum is counted without them.
-    `electorate`: digest of the members that vote in this round, see proposal.electorate_digest. `seal`: signature of the
+    `electorate`: digest of the members that vote in this round, see lives.electorate_digest. `seal`: signature of the
     leader under the statement that it proposes this, see proposal.statement; empty in rounds without a lineage.
     """
 

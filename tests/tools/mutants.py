@@ -45,7 +45,7 @@ TARGETS = {
     "collectives/consensus/announcements.py": (ANNOUNCEMENTS, CONSENSUS),
     "collectives/consensus/proposal_check.py": (f"{CONSENSUS}/test_liars.py", ANNOUNCEMENTS, CONSENSUS),
     "collectives/consensus/proposer.py": (f"{CONSENSUS}/test_proposer.py", CONSENSUS),
-    "collectives/consensus/quorum.py": (f"{CONSENSUS}/test_quorum.py", CONSENSUS),
+    "collectives/consensus/members/quorum.py": (f"{CONSENSUS}/test_quorum.py", CONSENSUS),
     "collectives/rounds/data_planes/butterfly.py": (f"{ROUNDS}/test_round.py",),
     "collectives/rounds/data_planes/contributions.py": (f"{ROUNDS}/data_planes/test_contributions.py", ROUNDS),
     "collectives/rounds/data_planes/result_store.py": (
@@ -130,11 +130,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "elif against[peer] != 1 and 2 * against[peer] > others:",
     ): "none is no majority",
     (
-        "collectives/consensus/quorum.py",
+        "collectives/consensus/members/quorum.py",
         "return max( 1, count - 1) // 3 if fraction >= TWO_THIRDS else 0",
     ): "a third of one is none",
     (
-        "collectives/consensus/quorum.py",
+        "collectives/consensus/members/quorum.py",
         "if fraction <= 0.5 and base and 2 * have == len(base):",
     ): "no run has a fraction below a half",
     (

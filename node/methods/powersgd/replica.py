@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
-from thinwire.collectives.consensus.proposal import RoundTerms
+from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression import registry

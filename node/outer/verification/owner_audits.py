@@ -36,7 +36,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import blake3
-from thinwire.collectives.consensus.quorum import enough
+from thinwire.collectives.consensus.members.quorum import enough
 from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
 from thinwire.collectives.rounds.data_planes.owner_results import AuditData
 from thinwire.collectives.rounds.round import Round

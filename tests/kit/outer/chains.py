@@ -10,7 +10,8 @@ import blake3
 import msgspec
 from thinwire.collectives.blocking_work import JobPart
 from thinwire.collectives.consensus.chain import Check, Configuration, Trusted, checked, encode
-from thinwire.collectives.consensus.proposal import electorate_digest, vote_for
+from thinwire.collectives.consensus.members.lives import electorate_digest
+from thinwire.collectives.consensus.proposal import vote_for
 from thinwire.collectives.state_sync.offer_search import Accept
 from thinwire.collectives.state_sync.state_offers import Offered, ReceivedChain, ReceivedChains, unchecked, vouched
 from thinwire.swarm.frame import Frame

@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from kit.reference.small_model import LEFT, UP, Acceptor, Model, Offer, Proposal, Proposals, State, one_of, replace
-from thinwire.collectives.consensus.quorum import possible, tolerated
+from thinwire.collectives.consensus.members.quorum import possible, tolerated
 
 LIES = "lies"
 

@@ -47,7 +47,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import msgspec
-from thinwire.collectives.consensus.quorum import enough
+from thinwire.collectives.consensus.members.quorum import enough
 
 UP, DOWN, LEFT, LOST = "up", "down", "left", "lost"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import blake3
 import msgspec
-from thinwire.collectives.consensus.paxos import Agreement, RoundTerms
+from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.swarm.messages.registry import Ready
 
 BASE, PLAN = bytes(32), bytes([1]) * 32

@@ -12,8 +12,9 @@ from thinwire.collectives.aggregation.norm_bounds import NormBound
 from thinwire.collectives.aggregation.rule_factory import RULES
 from thinwire.collectives.consensus.farewells import signed
 from thinwire.collectives.consensus.justification import justify
+from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import RoundTerms, name_of
+from thinwire.collectives.consensus.proposal import name_of
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.rounds.data_planes.contributions import UNCHECKED, OwnerChecks
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane

@@ -9,9 +9,10 @@ import pytest
 from kit.rounds.round_harness import FixedLife, farewell, freely
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.justification import justify
+from thinwire.collectives.consensus.members.lives import lives_in_order, lives_of
+from thinwire.collectives.consensus.members.quorum import TWO_THIRDS, enough, tolerated
+from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import RoundTerms, lives_in_order, lives_of
-from thinwire.collectives.consensus.quorum import TWO_THIRDS, enough, tolerated
 from thinwire.swarm.messages.registry import LIFE, Ballot, Contribution, Prepare, Promise, Proposal, Propose, Ready
 
 IDS = tuple(bytes([number]) * 32 for number in range(8))

@@ -10,16 +10,10 @@ import pytest
 from thinwire.collectives.consensus.announcements import Announcements
 from thinwire.collectives.consensus.certificates import compact
 from thinwire.collectives.consensus.electorate import Electorate
+from thinwire.collectives.consensus.members.lives import lives_of
+from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import (
-    TWO_ANNOUNCEMENTS,
-    RoundTerms,
-    lives_of,
-    names,
-    sound,
-    statement,
-    vote_for,
-)
+from thinwire.collectives.consensus.proposal import TWO_ANNOUNCEMENTS, names, sound, statement, vote_for
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.swarm.evidence import Equivocation, conflicting
 from thinwire.swarm.messages.registry import (

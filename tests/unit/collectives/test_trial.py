@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 from thinwire.collectives.consensus.electorate import Electorate
+from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, RoundTerms
+from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL
 from thinwire.swarm.messages.registry import Ballot, Prepare, Propose, Ready, Vote
 
 BASE, PLAN = bytes(32), bytes([1]) * 32

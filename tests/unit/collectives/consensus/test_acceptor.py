@@ -7,7 +7,9 @@ import random
 import pytest
 from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, LEAP, Acceptor, ballot_pause
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.proposal import RoundTerms, electorate_digest, name_of
+from thinwire.collectives.consensus.members.lives import electorate_digest
+from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.proposal import name_of
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.swarm.messages.registry import LIFE, Ballot, Contribution, Farewell, Leave, Prepare, Proposal
 

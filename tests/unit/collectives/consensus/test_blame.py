@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from thinwire.collectives.consensus.blame import BlameBook, Complaints
-from thinwire.collectives.consensus.proposal import TWO_ANNOUNCEMENTS, RoundTerms
-from thinwire.collectives.consensus.quorum import enough
+from thinwire.collectives.consensus.members.quorum import enough
+from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.proposal import TWO_ANNOUNCEMENTS
 from thinwire.swarm.messages.registry import Announced, Ballot, Blame, Contribution, Proposal, SignedAnnouncement
 
 IDS = [bytes([i]) * 32 for i in range(6)]

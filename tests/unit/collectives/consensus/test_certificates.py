@@ -7,7 +7,9 @@ import pytest
 from kit.rounds.round_harness import START, leaving
 from thinwire.collectives.consensus.certificates import certificate, certified, compact, conflicting, with_proposal
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.proposal import RoundTerms, electorate_digest, name_of
+from thinwire.collectives.consensus.members.lives import electorate_digest
+from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.proposal import name_of
 from thinwire.swarm.messages.registry import LIFE, Ballot, Commit, Contribution, Exclusion, Proof, Proposal, Vote
 
 IDS = tuple(bytes([number]) * 32 for number in range(5))

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from kit.outer.chains import RESULTS, certificate, fork_of, proven, sign, verify
 from thinwire.collectives.consensus.chain import decode, encode, end_of, extended, founded
-from thinwire.collectives.consensus.proposal import by_seniority, electorate_digest, vote_for
+from thinwire.collectives.consensus.members.lives import by_seniority, electorate_digest
+from thinwire.collectives.consensus.proposal import vote_for
 from thinwire.swarm.lineage import later, lineage_of, newest_round, prevails
 from thinwire.swarm.messages.registry import CHAIN_BYTES, LIFE, MAX_CHAIN_ENTRIES, ChainEntry, Commit, Proof
 

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 from kit.rounds.round_harness import farewell, leaving, ready
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, RoundTerms
+from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL
 from thinwire.swarm.messages.registry import Ballot, Proposal
 
 IDS = tuple(bytes([number]) * 32 for number in range(6))

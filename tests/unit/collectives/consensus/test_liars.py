@@ -9,8 +9,9 @@ from kit.reference.small_model import explore
 from kit.rounds.round_harness import freely, leaving
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.justification import justified, justify, presentable
-from thinwire.collectives.consensus.proposal import RoundTerms, statement, vote_for
-from thinwire.collectives.consensus.quorum import TWO_THIRDS, tolerated
+from thinwire.collectives.consensus.members.quorum import TWO_THIRDS, tolerated
+from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.proposal import statement, vote_for
 from thinwire.swarm.evidence import EACH, Equivocation
 from thinwire.swarm.messages.registry import MAX_PROPOSALS, Ballot, Contribution, Promise, Proposal
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 from kit.rounds.round_harness import FixedLife, freely
+from thinwire.collectives.consensus.members.lives import lives_of
+from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import RoundTerms, lives_of
 from thinwire.swarm.messages.registry import (
     LIFE,
     Ballot,

@@ -17,9 +17,9 @@ from kit.rounds.agreements import agreement, digest, name, ready, sign, terms, v
 from kit.rounds.round_harness import freely
 from thinwire.collectives.consensus.acceptor import LAST_TERM, LEAP
 from thinwire.collectives.consensus.certificates import compact
+from thinwire.collectives.consensus.members.quorum import enough
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import vote_for
-from thinwire.collectives.consensus.quorum import enough
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.swarm.messages.registry import (
     Ask,

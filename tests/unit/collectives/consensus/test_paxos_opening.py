@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import RoundTerms
 from thinwire.swarm.messages.registry import Blame, Propose, Ready
 
 BASE, PLAN = bytes(32), bytes([1]) * 32

@@ -8,19 +8,10 @@ import msgspec
 import pytest
 from kit.rounds.round_harness import leaving
 from thinwire.collectives.consensus.justification import bound, choices
-from thinwire.collectives.consensus.proposal import (
-    AcceptedValue,
-    RoundTerms,
-    adopt,
-    by_seniority,
-    fit,
-    name_of,
-    names,
-    next_members,
-    propose,
-    sound,
-)
-from thinwire.collectives.consensus.quorum import enough
+from thinwire.collectives.consensus.members.lives import by_seniority, next_members
+from thinwire.collectives.consensus.members.quorum import enough
+from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.proposal import AcceptedValue, adopt, fit, name_of, names, propose, sound
 from thinwire.swarm.messages.registry import LIFE, MAX_GROUP, Ballot, Contribution, Promise, Proposal, Ready, Span
 
 IDS = tuple(bytes([number]) * 32 for number in range(6))

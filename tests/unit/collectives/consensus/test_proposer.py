@@ -7,7 +7,8 @@ import pytest
 from kit.rounds.round_harness import leaving
 from thinwire.collectives.consensus.acceptor import LAST_TERM, LEAP
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, RoundTerms, name_of
+from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, name_of
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.swarm.messages.registry import Ballot, Blame, Contribution, Promise, Proposal, Ready, Vote
 

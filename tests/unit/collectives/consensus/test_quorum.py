@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.collectives.consensus.quorum import TWO_THIRDS, enough, possible, tolerated
+from thinwire.collectives.consensus.members.quorum import TWO_THIRDS, enough, possible, tolerated
 
 MEMBERS = tuple(bytes([i]) * 32 for i in range(7))
 fractions = st.sampled_from([0.5, 0.6, 2 / 3, 0.9])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.collectives.consensus.proposal import RoundTerms, sound
+from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.proposal import sound
 from thinwire.collectives.topology.bandwidth_shares import MOST, PeerLoad
 from thinwire.collectives.topology.relay_plan import (
     FASTEST,

@@ -9,7 +9,7 @@ import pytest
 from kit.outer.chains import certificate, fork_of, verify
 from thinwire.collectives.blocking_work import BURST
 from thinwire.collectives.consensus.chain import checked, encode, end_of
-from thinwire.collectives.consensus.proposal import lives_in_order
+from thinwire.collectives.consensus.members.lives import lives_in_order
 from thinwire.collectives.state_sync.state_offers import ReceivedChains, matches, state_digest
 from thinwire.node.outer.state_server import StateServer
 from thinwire.node.runtime.asyncio_extra import at_once

@@ -22,7 +22,8 @@ from kit.rounds.round_harness import (
 )
 from thinwire.collectives.aggregation.screening import outliers
 from thinwire.collectives.consensus.blame import BlameBook
-from thinwire.collectives.consensus.proposal import RoundTerms, propose, sound
+from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.proposal import propose, sound
 from thinwire.collectives.rounds.data_planes.hierarchy import Hierarchy
 from thinwire.collectives.topology.clusters import clusters
 from thinwire.collectives.topology.hierarchy_routes import Routes

@@ -21,7 +21,8 @@ from kit.rounds.round_harness import (
     opening,
     signature,
 )
-from thinwire.collectives.consensus.proposal import RoundTerms, name_of, sound
+from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.proposal import name_of, sound
 from thinwire.collectives.rounds.data_planes.result_store import digest_of
 from thinwire.collectives.rounds.data_planes.ring import Ring
 from thinwire.swarm.messages.registry import (

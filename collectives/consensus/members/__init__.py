@@ -1,0 +1,1 @@
+"""Members of a round: those that vote, their lives, quorums and farewells."""
