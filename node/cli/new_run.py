@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 from thinwire.node.cli.arguments import Debug, Home, InputError, settings
+from thinwire.node.runtime.disk import present
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def init(
 ) -> None:
     """Ask a few questions, and write the manifest of a run."""
     config = settings(context, debug, {"home": home})
-    if file.exists() and not force:
+    if present(file) and not force:
         raise InputError(f"{file} exists", "name another file, or replace it with --force")
     if not yes and not (sys.stdin is not None and sys.stdin.isatty()):
         raise InputError("there is no terminal to ask questions", "add --yes, which takes the flags and defaults")
@@ -188,13 +189,12 @@ def _modelled(text: str, folder: Path) -> str:
     if not text.startswith("hf:"):
         return _one_of(text, SIZES)
     place = folder / text.removeprefix("hf:")
-    if not (place / "config.json").is_file() or not re.fullmatch(r"hf:[A-Za-z0-9._/-]{1,250}", text):
+    if not present(place / "config.json") or not re.fullmatch(r"hf:[A-Za-z0-9._/-]{1,250}", text):
         raise ValueError(f"{place} has no config.json; the folder is relative to the manifest")
     return text
 
 
 def _readable(text: str) -> str:
-    from thinwire.node.runtime.disk import present
 
     if text and not text.startswith("hf:") and not present(Path(text.partition("#")[0])):
         raise ValueError("a file or folder that exists, or hf:DATASET")

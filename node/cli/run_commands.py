@@ -49,6 +49,7 @@ from thinwire.node.cli.arguments import (
     settings,
 )
 from thinwire.node.daemon.options import Options
+from thinwire.node.runtime.disk import present
 
 if TYPE_CHECKING:
     from thinwire.node.runtime.load_settings import Config, Flags
@@ -212,7 +213,7 @@ def join(
     from thinwire.swarm.identity.invite import Invite
 
     by_name = is_run(invite)
-    if invite.endswith(".toml") and (not by_name or Path(invite).exists()):
+    if invite.endswith(".toml") and (not by_name or present(Path(invite))):
         raise InputError(
             f"{invite} is a manifest, not an invite",
             f"`thinwire start {invite}` begins the run, and prints the line with which others join it",
@@ -255,9 +256,9 @@ def _check_machine(config: Config) -> None:
         from thinwire.node.training.corpus import source_of
 
         source, path = config.sources["data"], source_of(config.data).path
-        files = [] if path is None else path.rglob("*") if path.is_dir() else [path]
-        if path is not None and not path.exists():
+        if path is not None and not present(path):
             raise InputError(f"{source}: {path} does not exist", "give a file or directory with text")
+        files = [] if path is None else path.rglob("*") if path.is_dir() else [path]
         if path is not None and not any(file.is_file() and file.stat().st_size for file in files):
             raise InputError(f"{source}: {path} contains no data", "give a file or directory with text")
     if config.device.startswith("cuda"):

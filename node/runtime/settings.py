@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.collectives.transport.interface import Loan
+from thinwire.node.runtime.disk import present
 from thinwire.swarm.identity.address import split_address
 from thinwire.swarm.identity.peer_record import MAX_NAME
 
@@ -172,7 +173,7 @@ def _of_library(value: str) -> str:
     """Make "hf:FOLDER" absolute, also with #FIELD behind it; other names stay."""
     name, mark, field = value.removeprefix(HF).partition("#")
     path = Path(name).expanduser()
-    return f"{HF}{path.absolute() if name and path.exists() else name}{mark}{field}"
+    return f"{HF}{path.absolute() if name and present(path) else name}{mark}{field}"
 
 
 def _data(value: Any) -> str | None:
@@ -330,4 +331,4 @@ def model_setting(kind: str, name: str, folder: Path) -> str:
     if kind != "hf":
         return name
     place = (folder / name).absolute()
-    return f"{HF}{place if place.exists() else name}"
+    return f"{HF}{place if present(place) else name}"

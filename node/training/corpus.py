@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import blake3
 import numpy as np
 from numpy.typing import NDArray
+from thinwire.node.runtime.disk import present
 from thinwire.node.runtime.settings import HF
 from thinwire.node.training.models.tokenizer import DataError, Tokenizer
 
@@ -96,7 +97,7 @@ def source_of(data: str | Path | None) -> TextSource:
     if data is None or isinstance(data, Path):
         return TextSource(data)
     name, _, field = data.rpartition("#")
-    if not name or (not data.startswith(HF) and Path(data).exists()):  # a name may have a "#"
+    if not name or (not data.startswith(HF) and present(Path(data))):  # a name may have a "#"
         name, field = data, ""
     if name.startswith(HF) and not name.removeprefix(HF).partition(":")[0]:
         raise DataError(f"{data!r} names no data set", "name one: hf:NAME or hf:NAME:CONFIGURATION")
@@ -191,7 +192,7 @@ def _data_set(source: TextSource, tokenizer: Tokenizer) -> _Text:
         raise DataError("data of Hugging Face needs the package datasets", "pip install 'thinwire[datasets]'") from None
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # It warns of each retry; the error names the reason.
     name, _, configuration = (
-        (source.dataset, "", "") if Path(source.dataset).exists() else source.dataset.partition(":")
+        (source.dataset, "", "") if present(Path(source.dataset)) else source.dataset.partition(":")
     )
     field, whole = source.field or FIELD, f"{HF}{source.dataset}"
     try:

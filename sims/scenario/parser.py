@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from thinwire.collectives.costs.access_links import ACCESS, MBIT, AccessKind
+from thinwire.node.runtime.disk import present
 from thinwire.sims.network import regions
 from thinwire.sims.network.translator import Nat
 from thinwire.sims.scenario.fault_kinds import ALONE, problem_of, unknown_lie_hint
@@ -40,7 +41,7 @@ def load(named: str, *, peers: int | None = None) -> Scenario:
     """
     known = shipped()
     file = known.get(named) or Path(named)
-    if named not in known and file.suffix != ".toml" and not file.exists():
+    if named not in known and file.suffix != ".toml" and not present(file):
         hint = nearest(named, known, "shipped are: ") + "; a file ends in .toml"
         raise ScenarioError(f"there is no scenario {named!r}", hint)
     try:

@@ -115,7 +115,7 @@ def _fields(kind: type[ManifestTable], table: dict[str, Any], name: str, section
             values[key] = msgspec.convert(value, field.type)
         except msgspec.ValidationError as error:
             choices = [choice for choice in get_args(field.type) if isinstance(choice, str)]
-            usual = SUITS if key == "codec" else f"the default is {field.default!r}"
+            usual = SUITS if key == "codec" else f"the default is {msgspec.json.encode(field.default).decode()}"
             hint = nearest(value if isinstance(value, str) else "", choices, "choices") if choices else usual
             wanted = [meta.description for meta in get_args(field.type)[1:] if isinstance(meta, Meta)]
             reason = f"{_shown(value)} is not {wanted[0]}" if wanted and wanted[0] else str(error)

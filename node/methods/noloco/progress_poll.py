@@ -60,7 +60,8 @@ class ProgressPoll:
     def close(self, ours: int) -> int:
         """End the poll; return the round that at least half have reached or passed.
 
-        This peer, which is in round `ours`, is included. So of two halves of a swarm only the one behind takes over a state of the other one.
+        This peer, which is in round `ours`, is included. So of two halves of a swarm only the one behind takes over a state of
+        the other one.
         """
         rounds = [round for round in self._claims.values() if round < LAST_ROUND]
         self._asked, self._claims = frozenset(), {}

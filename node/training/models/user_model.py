@@ -15,6 +15,7 @@ from typing import Any, ClassVar, cast
 
 import blake3
 import torch
+from thinwire.node.runtime.disk import present
 from thinwire.node.runtime.settings import HF
 from thinwire.node.state.layout import layout_of
 from thinwire.node.state.model_buffers import buffers_of
@@ -104,7 +105,7 @@ def config_file(named: str) -> Path:
     """
     name = named.removeprefix(HF)
     path = Path(name).expanduser()
-    if path.exists():
+    if present(path):
         return path / "config.json" if path.is_dir() else path
     try:
         from huggingface_hub import try_to_load_from_cache

@@ -104,6 +104,19 @@ def test_argument_of_the_other_command_that_is_no_file_names_that_command(
     assert hint in refused(capsys, *arguments, "--home", home)[2] and daemon.calls == []
 
 
+def test_path_that_is_too_long_for_a_file_is_no_internal_error(capsys, home, run_toml, daemon):
+    long = 300 * "n"
+    for command in (
+        ("start", run_toml, "--data", long),
+        ("join", f"{long}.toml"),
+        ("init", long, "--model", f"hf:{long}"),
+    ):
+        code, error, _ = refused(capsys, *command, "--home", home)
+        assert code == 2 and "internal" not in error
+    outcome(capsys, "start", run_toml, "--model", f"hf:{long}", "--home", home)
+    assert len(daemon.calls) == 1  # a library's name, for all we know
+
+
 def test_id_command_creates_key_once(capsys, home):
     code, out, err = outcome(capsys, "id", "--home", home)
     identity = Identity.load(home / "identity.key")
