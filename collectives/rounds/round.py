@@ -23,19 +23,18 @@ from thinwire.collectives.rounds.data_planes.contributions import ContributionSu
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane, ignore
 from thinwire.collectives.rounds.peer_standing import PeerStanding
 from thinwire.collectives.rounds.repair import Repair, ResultServer
+from thinwire.collectives.rounds.stall_detector import StallDetector
 from thinwire.collectives.timing import MAX_TRANSFER, STALL
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.keyring import Keyring
 from thinwire.swarm.messages.registry import (
-    Ballot,
     Chunk,
     Commit,
     CompactCommit,
     Fetch,
     Partial,
     PeerId,
-    Proposal,
     Propose,
     Ready,
     Result,
@@ -45,9 +44,6 @@ from thinwire.swarm.messages.registry import (
     Span,
     Subtotal,
 )
-
-TRICKLE = 2048
-"""Bytes/s that count as progress; slower streams are closed (see Limits)."""
 
 
 def _unknown() -> tuple[int, int]:
@@ -106,7 +102,7 @@ class Round:
         self.attempt = attempt
         self._keyring, self._links, self._standing = keyring, links, standing or PeerStanding()
         self._repair, self._server = Repair(data_plane), ResultServer(data_plane, self._standing)
-        self._complained_in: Ballot | None = None
+        self._stall_detector = StallDetector(data_plane)
         self.opened_at: float | None = None
         """When the ballot in progress opened here.
 
@@ -117,10 +113,6 @@ class Round:
         self._over = asyncio.Event()
         self.abandoned = False
         """True if another round takes its place: `wait` returns without a commit."""
-        self._received: tuple[float, dict[PeerId, int]] = (self._now(), {})
-        """Time of the last count of received bytes, and bytes by peer that owes us data."""
-        self._received_before: dict[PeerId, int | None] = {}
-        """Bulk bytes that came over relays before the ballot in progress opened here, by peer; None: no relay."""
 
     # --- our own contribution
 
@@ -298,9 +290,9 @@ class Round:
         self.pump()
 
     def tick(self) -> None:
-        """Let time pass: tick the agreement, blame a peer that makes no progress, repeat requests of a repair."""
+        """Let time pass: tick the agreement, complain about a peer that stalls it, repeat requests."""
         now = self._now()
-        self._count_partial_frames(now)
+        self._stall_detector.count_partial_frames()
         self.agreement.tick(now)
         data_plane, committed = self.data_plane, self.agreement.commit is not None
         proposal = data_plane.proposal
@@ -309,41 +301,8 @@ class Round:
             data_plane.tick()
         if proposal is not None and not committed and self._repair.unproved(now):
             self.agreement.refuse_leader(proposal)
-        if proposal is not None and not committed and data_plane.waits:
-            self._blame(proposal, now)
+        self._stall_detector.accuse_culprit()
         self.pump()
-
-    def _blame(self, proposal: Proposal, now: float) -> None:
-        """Complain about the peer that the round waits for, if nothing has progressed, and once in a ballot."""
-        data_plane, patience = self.data_plane, self.agreement.terms.patience
-        since = data_plane.progress.progressed_at
-        if now < since + patience or self.me not in proposal.alive or self._complained_in == proposal.ballot:
-            return
-        found = data_plane.culprit(proposal)
-        if found is None:
-            self._complained_in = proposal.ballot
-            return
-        culprit, reason = found
-        if now < since + data_plane.complaint_patiences.get(reason, 1) * patience:
-            return
-        self._complained_in = proposal.ballot
-        self.agreement.accuse(culprit, reason, now)
-        for peer in data_plane.debtors(proposal):
-            self._send_queue.note_debtor(peer, self._received_before.get(peer))
-
-    def _count_partial_frames(self, now: float) -> None:
-        """Count bytes of incomplete frames as progress, so that slow links are not taken for stuck peers.
-
-        On an uplink that all receivers share, the first chunk is complete only when nearly all data has been sent.
-        """
-        proposal, (then, before) = self.data_plane.proposal, self._received
-        if proposal is None or not self.data_plane.results.missing or now < then + self.agreement.terms.patience / 8:
-            return
-        counts = {peer: self._send_queue.received(peer) for peer in self.data_plane.awaited_peers(proposal)}
-        self._received = (now, counts)
-        grown = sum(count - before[peer] for peer, count in counts.items() if peer in before)
-        if grown >= TRICKLE * (now - then):
-            self.data_plane.progress.partly_arrived()
 
     def pump(self) -> None:
         """Act on the agreement's decisions and send its messages."""
@@ -354,7 +313,7 @@ class Round:
         self._send_messages()  # a proposal before the data that it asks for: sealing and sending that takes milliseconds
         if proposal is not None and proposal is not data_plane.proposal:
             self.opened_at = self._now()
-            self._received_before = {peer: self._send_queue.received_over_relay(peer) for peer in proposal.group}
+            self._stall_detector.open(proposal)
             data_plane.open(proposal)
             if proposal.adopted is not None:
                 self._repair.settle(proposal.adopted)
