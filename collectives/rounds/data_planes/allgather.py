@@ -15,30 +15,28 @@ peers are asked, as for pieces that do not arrive at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from typing import ClassVar
 
 import blake3
 import msgspec
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
-from thinwire.collectives.rounds.data_planes.allgather_payload import EMPTY, Payloads, Slots, room, slot_hashes
+from thinwire.collectives.rounds.data_planes.allgather_payload import room
 from thinwire.collectives.rounds.data_planes.contributions import Contributions, Screen
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
+from thinwire.collectives.rounds.data_planes.piece_store import PieceStore
 from thinwire.collectives.rounds.data_planes.result_store import Results
 from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.collectives.topology.piece_requests import SOON, MissingPiece, PieceRequests
 from thinwire.collectives.topology.relay_plan import RelayPlan, stand_in
 from thinwire.collectives.topology.shards import Grid, Key
 from thinwire.collectives.transport.sending.send_queue import SendQueue
-from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
     MAX_CHUNKS,
     MAX_GROUP,
     Chunk,
-    Digest,
     Fetch,
     PeerId,
     Proposal,
@@ -73,7 +71,8 @@ class AllGather(DataPlane):
             now=now,
         )
         self.pieces = pieces
-        self._slots, self._payloads = Slots(len(pieces)), Payloads(pieces, self._contributions)
+        self._store = PieceStore(pieces, self.results, self._contributions)
+        self._slots = self._store.slots
         self._relay_plan = RelayPlan(self.me)
         self._requests = PieceRequests(self._relay_plan)
 
@@ -95,12 +94,12 @@ class AllGather(DataPlane):
     @property
     def complete(self) -> bool:
         """True if every committed result is here and decodes; votes for it do not matter."""
-        return super().complete and self._payloads.sound(self._slots.keys)
+        return super().complete and self._store.sound
 
     def finish(self) -> None:
         """Free the round's data: everything committed is here."""
         super().finish()
-        self._payloads.clear()
+        self._store.clear()
 
     def on_link_up(self, peer: PeerId) -> None:
         """Send a newly connected peer what it lacks."""
@@ -115,11 +114,9 @@ class AllGather(DataPlane):
         """Handle a new ballot: send our payload to all participants."""
         changed = self._note_ballot(proposal)
         self._relay_plan.open(proposal, changed=changed)
-        self._slots.open(proposal)
+        self._store.open(proposal, changed=changed)
         if changed:
-            self.results.clear(len(proposal.contributors) * len(self.pieces))
             self.owners = tuple(entry.peer for entry in proposal.contributors for _ in range(len(self.pieces)))
-            self._payloads.begin()
             self._tidy()
         self._begin(proposal)
         self._expect(proposal)
@@ -139,7 +136,7 @@ class AllGather(DataPlane):
         needed = {(entry.peer, entry.attempt) for entry in (voted.contributors if voted is not None else ())}
         needed |= {*self._slots.keys}
         needed |= {(peer, ready.attempt) for peer, ready in self.agreement.ready.items()}
-        self._payloads.keep(needed)
+        self._store.keep(needed)
 
     def _scatter(self, proposal: Proposal) -> None:
         """Send our payload to all other peers.
@@ -174,34 +171,14 @@ class AllGather(DataPlane):
 
     def _expect(self, proposal: Proposal) -> None:
         """Set the expected hashes of slots from the announcements, unless the results are settled already."""
-        count = len(self.pieces)
-        for place, entry in enumerate(proposal.contributors):
+        for entry in proposal.contributors:
             ready = self.agreement.announcements.find(entry)
-            if ready is None or self.results.wanted is not None:
-                continue  # settled results are judged by their own hashes
-            hashes = slot_hashes(ready.hashes, self.pieces)
-            if hashes is None:
-                self._payloads.mark((entry.peer, entry.attempt), "length")
-            for index, found in enumerate(hashes or ()):
-                if not self.results.signed(place * count + index):
-                    self._sign(place * count + index, found)
+            if ready is not None:
+                self._store.expect((entry.peer, entry.attempt), ready.hashes)
         if self._names_our_contribution(proposal):
-            self._payloads.own((self.me, self._attempt), self._source)
-        self._fill()
-
-    def _sign(self, slot: int, found: Digest) -> None:
-        self.results.sign(slot, found)
-        if found == EMPTY and self.results.chunks[slot] is None:
-            self._take(slot, b"", lambda: EMPTY)
-            self._arrived(slot)
-
-    def _fill(self) -> None:
-        """Put stored pieces into slots that lack them."""
-        here = self._payloads.stored()
-        for slot in self.results.lacks():
-            found = self.results.expected_hash(slot) or b""
-            if found in here and self._take(slot, here[found], partial(bytes, found)):
-                self._arrived(slot)
+            self._store.own((self.me, self._attempt), self._source)
+        self._store.fill()
+        self._accuse_faulty()
 
     # --- receiving
 
@@ -213,14 +190,6 @@ class AllGather(DataPlane):
                 message = msgspec.structs.replace(message, ballot=proposal.ballot, index=slot)
                 frame = msgspec.structs.replace(frame, message=message)
         super().take(sender, frame)
-
-    def _take(self, slot: int, piece: Buffer, hashed: Callable[[], Digest]) -> bool:
-        """Store a piece that is not too long, and whose hash is vouched for; return whether it is stored."""
-        return bool(self.results.take(slot, piece, hashed, check=self._check_piece, from_owner=False))
-
-    def _check_piece(self, piece: Buffer, slot: int) -> None:
-        if memoryview(piece).nbytes > self.pieces.size(slot % len(self.pieces)):
-            raise CodecError(f"a piece of {memoryview(piece).nbytes} bytes", "length")
 
     def _fits(self, frame: Frame) -> bool:
         """Return whether a frame's index and length fit this round."""
@@ -240,9 +209,9 @@ class AllGather(DataPlane):
             return
         count = len(ready.hashes) // 32
         charged = self.agreement.commit is None and self._relay_plan.charge(key, message.index, count)
-        if not self._put(slot, frame) and self.results.wanted is None and not self._payloads.fault(key):
+        if not self._put(slot, frame) and self.results.wanted is None and not self._store.fault(key):
             if self.results.chunks[slot] is None:
-                self._payloads.mark(key, "hash")
+                self._store.mark(key, "hash")
                 self._accuse(key)
         if charged and proposal is not None:
             self._forward_pieces(proposal, ((key, message.index),))
@@ -287,13 +256,10 @@ class AllGather(DataPlane):
                 self._early.put(sender, frame)  # it may have overtaken the message that settles the results
 
     def _put(self, slot: int, frame: Frame) -> bool:
-        if self.results.chunks[slot] is not None:
+        if not self._store.put(slot, frame.payload, frame.hashed):
             return False
-        if not self._take(slot, frame.payload, frame.hashed):
-            return False
-        self._payloads.put(self._slots.split(slot)[0], self.results.hashes((slot,)), frame.payload)
         self.progress.arrived()
-        self._arrived(slot)
+        self._accuse_faulty()
         self.check()
         return True
 
@@ -304,22 +270,19 @@ class AllGather(DataPlane):
             return
         if blake3.blake3(record.hashes).digest() != self.results.wanted:
             return
-        for slot in everything:
-            self._sign(slot, record.hashes[32 * slot : 32 * slot + 32])
-        self._fill()
+        self._store.settle(record.hashes)
+        self._store.fill()
+        self._accuse_faulty()
         self._replay()
         self.check()
 
-    def _arrived(self, slot: int) -> None:
-        """Validate a payload once all its pieces are here."""
-        (key, index), count = self._slots.split(slot), len(self.pieces)
-        first = slot - index
-        parts = [part for part in self.results.chunks[first : first + count] if part is not None]
-        if len(parts) == count and self._payloads.screen(key, parts):
+    def _accuse_faulty(self) -> None:
+        """Accuse the contributors of payloads that were found invalid just now."""
+        for key in self._store.take_faults():
             self._accuse(key)
 
     def _accuse(self, key: Key) -> None:
-        if (reason := self._payloads.fault(key)) and self.results.wanted is None:
+        if (reason := self._store.fault(key)) and self.results.wanted is None:
             self.agreement.accuse(key[0], reason, self.now())
 
     def check(self) -> None:
@@ -327,7 +290,7 @@ class AllGather(DataPlane):
         digest, wanted, proposal = self.results.digest, self.results.wanted, self.proposal
         if proposal is None or digest is None or wanted not in (None, digest):
             return
-        if not self._payloads.sound(self._slots.keys):
+        if not self._store.sound:
             return
         if wanted is None:
             outliers = self._contributions.outliers(proposal.contributors, self._key, 0)
@@ -340,16 +303,15 @@ class AllGather(DataPlane):
 
     def _finished_contributors(self, proposal: Proposal) -> Collection[PeerId]:
         """Return the contributors whose payloads are here."""
-        lacks, count = {slot // len(self.pieces) for slot in self.results.lacks()}, len(proposal.contributors)
-        return [proposal.contributors[place].peer for place in range(count) if place not in lacks]
+        return [entry.peer for entry in proposal.contributors if self._store.whole((entry.peer, entry.attempt))]
 
     def culprit(self, proposal: Proposal) -> tuple[PeerId, str] | None:
         """Return the contributor that the round waits for and the reason, or None."""
-        count = len(self.pieces)
-        for place, entry in enumerate(proposal.contributors):
-            if reason := self._payloads.fault((entry.peer, entry.attempt)):
+        for entry in proposal.contributors:
+            key = entry.peer, entry.attempt
+            if reason := self._store.fault(key):
                 return entry.peer, reason
-            if any(part is None for part in self.results.chunks[place * count : (place + 1) * count]):
+            if not self._store.whole(key):
                 return entry.peer, MISSING if entry.peer in self.agreement.ready else "not announced"
         return None
 
