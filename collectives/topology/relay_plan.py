@@ -19,8 +19,7 @@ from heapq import heapify, heappop, heappush
 from statistics import median
 
 from thinwire.collectives.topology.bandwidth_shares import MOST, PeerLoad, filled
-from thinwire.collectives.topology.shards import Key
-from thinwire.swarm.messages.registry import PeerId, Proposal
+from thinwire.swarm.messages.registry import ContributionKey, PeerId, Proposal
 
 PARTS = 16
 """Number of parts into which a payload is divided for assignment."""
@@ -155,7 +154,7 @@ class RelayPlan:
         """Peers that have not relayed what they should."""
         self._plans: list[Proposal] = []
         """The last ballots, at most PLANS."""
-        self._charged: dict[tuple[Key, int], set[PeerId]] = {}
+        self._charged: dict[tuple[ContributionKey, int], set[PeerId]] = {}
         """Pieces that we relay, each with the peers that have it, or to which we have sent it."""
         self._late: dict[int, PeerId | None] = {}
         """Slots with late pieces, and the helper that is the cause; None: unknown."""
@@ -203,7 +202,7 @@ class RelayPlan:
 
     # --- pieces of other peers
 
-    def charge(self, key: Key, index: int, count: int) -> bool:
+    def charge(self, key: ContributionKey, index: int, count: int) -> bool:
         """Return True if we have to relay a piece that a contributor has sent to us."""
         if (key, index) not in self._charged and any(
             self.me in _relays(plan, key[0], index, count) for plan in self._plans
@@ -211,16 +210,16 @@ class RelayPlan:
             self.take_on(key, index)
         return (key, index) in self._charged
 
-    def take_on(self, key: Key, index: int) -> None:
+    def take_on(self, key: ContributionKey, index: int) -> None:
         """Start relaying a piece of a contributor."""
         self._charged.setdefault((key, index), {key[0], self.me})
 
     @property
-    def charged(self) -> list[tuple[Key, int]]:
+    def charged(self) -> list[tuple[ContributionKey, int]]:
         """Pieces that we relay."""
         return list(self._charged)
 
-    def receivers(self, key: Key, index: int, alive: Sequence[PeerId]) -> list[PeerId]:
+    def receivers(self, key: ContributionKey, index: int, alive: Sequence[PeerId]) -> list[PeerId]:
         """Return the peers of `alive` to which the piece must still be sent, and mark it as sent to them.
 
         The first receiver is different for each piece.

@@ -23,9 +23,6 @@ MIN_CHUNK = 4096
 MIN_COUNT = 32
 """Minimum number of chunks of a large fragment, so that a group of this size can share the work."""
 
-Key = tuple[PeerId, int]
-"""A contributor, and which of its announcements."""
-
 
 class Sized(Protocol):
     """Interface of an object that knows the size of payloads, such as a Codec."""

@@ -42,6 +42,10 @@ class Ballot(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
     leader: Id
 
 
+ContributionKey = tuple[PeerId, int]
+"""A contributor, and the number of one of its announcements."""
+
+
 class Contribution(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Entry of a proposal for one contributor: which of its announcements counts, and its weight.
 
@@ -53,6 +57,11 @@ class Contribution(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_
     attempt: U32
     weight: U53
     announced: Annotated[bytes, Meta(max_length=32)] = b""
+
+    @property
+    def key(self) -> ContributionKey:
+        """The contributor, and the number of its announcement."""
+        return self.peer, self.attempt
 
 
 class Exclusion(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):

@@ -29,7 +29,7 @@ from thinwire.collectives.rounds.data_planes.result_store import Results
 from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.collectives.topology.piece_requests import SOON, MissingPiece, PieceRequests
 from thinwire.collectives.topology.relay_plan import RelayPlan, stand_in
-from thinwire.collectives.topology.shards import Grid, Key
+from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
@@ -37,6 +37,7 @@ from thinwire.swarm.messages.registry import (
     MAX_CHUNKS,
     MAX_GROUP,
     Chunk,
+    ContributionKey,
     Fetch,
     PeerId,
     Proposal,
@@ -133,7 +134,7 @@ class AllGather(DataPlane):
         another.
         """
         voted = self.agreement.acceptor.voted
-        needed = {(entry.peer, entry.attempt) for entry in (voted.contributors if voted is not None else ())}
+        needed = {entry.key for entry in (voted.contributors if voted is not None else ())}
         needed |= {*self._slots.keys}
         needed |= {(peer, ready.attempt) for peer, ready in self.agreement.ready.items()}
         self._store.keep(needed)
@@ -174,7 +175,7 @@ class AllGather(DataPlane):
         for entry in proposal.contributors:
             ready = self.agreement.announcements.find(entry)
             if ready is not None:
-                self._store.expect((entry.peer, entry.attempt), ready.hashes)
+                self._store.expect(entry.key, ready.hashes)
         if self._names_our_contribution(proposal):
             self._store.own((self.me, self._attempt), self._source)
         self._store.fill()
@@ -216,7 +217,7 @@ class AllGather(DataPlane):
         if charged and proposal is not None:
             self._forward_pieces(proposal, ((key, message.index),))
 
-    def _forward_pieces(self, proposal: Proposal, what: Sequence[tuple[Key, int]] | None = None) -> None:
+    def _forward_pieces(self, proposal: Proposal, what: Sequence[tuple[ContributionKey, int]] | None = None) -> None:
         """Forward pieces that we are helper for, all or those in `what`.
 
         They go to the peers that did not get them from us.
@@ -281,7 +282,7 @@ class AllGather(DataPlane):
         for key in self._store.take_faults():
             self._accuse(key)
 
-    def _accuse(self, key: Key) -> None:
+    def _accuse(self, key: ContributionKey) -> None:
         if (reason := self._store.fault(key)) and self.results.wanted is None:
             self.agreement.accuse(key[0], reason, self.now())
 
@@ -303,12 +304,12 @@ class AllGather(DataPlane):
 
     def _finished_contributors(self, proposal: Proposal) -> Collection[PeerId]:
         """Return the contributors whose payloads are here."""
-        return [entry.peer for entry in proposal.contributors if self._store.whole((entry.peer, entry.attempt))]
+        return [entry.peer for entry in proposal.contributors if self._store.whole(entry.key)]
 
     def culprit(self, proposal: Proposal) -> tuple[PeerId, str] | None:
         """Return the contributor that the round waits for and the reason, or None."""
         for entry in proposal.contributors:
-            key = entry.peer, entry.attempt
+            key = entry.key
             if reason := self._store.fault(key):
                 return entry.peer, reason
             if not self._store.whole(key):

@@ -35,7 +35,7 @@ from thinwire.collectives.rounds.data_planes.owner_results import (
 from thinwire.collectives.rounds.data_planes.result_store import Results
 from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.collectives.topology.owner_pace import OwnerPace
-from thinwire.collectives.topology.shards import Grid, Key, owners
+from thinwire.collectives.topology.shards import Grid, owners
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.types import Buffer
@@ -45,6 +45,7 @@ from thinwire.swarm.messages.registry import (
     Ballot,
     Chunk,
     Contribution,
+    ContributionKey,
     Digest,
     Partial,
     PeerId,
@@ -255,11 +256,9 @@ class Butterfly(DataPlane):
             return False
         return self._names(key, self.proposal.contributors)
 
-    def _names(self, key: Key, entries: Sequence[Contribution]) -> bool:
+    def _names(self, key: ContributionKey, entries: Sequence[Contribution]) -> bool:
         """Return whether an entry names this announcement, which we have."""
-        return any(
-            (one.peer, one.attempt) == key and self.agreement.announcements.find(one) is not None for one in entries
-        )
+        return any(one.key == key and self.agreement.announcements.find(one) is not None for one in entries)
 
     def _reduce(self, index: int) -> None:
         """Compute the result of a chunk that we own once all contributions to it are here and screened."""

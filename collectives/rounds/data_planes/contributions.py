@@ -11,11 +11,11 @@ from typing import Protocol
 import blake3
 from thinwire.collectives.aggregation.norm_bounds import NormBound
 from thinwire.collectives.aggregation.screening import lower_median, outliers
-from thinwire.collectives.topology.shards import Grid, Key
+from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import SMALLEST, CodecError
 from thinwire.compression.core.norm_clip import limits
 from thinwire.compression.core.types import Buffer
-from thinwire.swarm.messages.registry import Contribution, Digest, PeerId, Ready
+from thinwire.swarm.messages.registry import Contribution, ContributionKey, Digest, PeerId, Ready
 
 NORM = struct.Struct("<f")
 """Norm of a chunk in an announcement."""
@@ -165,8 +165,8 @@ class Contributions:
         middle: Callable[[Iterable[float]], float] = lower_median,
     ) -> None:
         self._codec, self._grid, self._usual, self._middle = codec, grid, usual, middle
-        self._held: dict[Key, dict[int, Buffer]] = {}
-        self._norms: dict[Key, dict[int, float]] = {}
+        self._held: dict[ContributionKey, dict[int, Buffer]] = {}
+        self._norms: dict[ContributionKey, dict[int, float]] = {}
         self._after: dict[bytes, dict[int, float]] = {}
         """New values of `_usual` by chunk if these contributors commit."""
         self._raised: dict[int, tuple[bytes, float, float]] = {}
@@ -181,7 +181,7 @@ class Contributions:
         """Bytes of stored chunks."""
         return sum(memoryview(chunk).nbytes for chunks in self._held.values() for chunk in chunks.values())
 
-    def has(self, key: Key, index: int) -> bool:
+    def has(self, key: ContributionKey, index: int) -> bool:
         """Return whether this chunk is stored."""
         return index in self._held.get(key, ())
 
@@ -189,14 +189,21 @@ class Contributions:
         """Store a chunk of our own."""
         self._held.setdefault((peer, attempt), {})[index] = chunk
 
-    def lend(self, key: Key, index: int, to: Contributions, name: Key) -> None:
+    def lend(self, key: ContributionKey, index: int, to: Contributions, name: ContributionKey) -> None:
         """Share a chunk and its norm with another Contributions, under the key `name` there."""
         to.own(*name, index, self._held[key][index])
         if index in (norms := self._norms.get(key, {})):
             to._norms.setdefault(name, {})[index] = norms[index]
 
     def take(
-        self, key: Key, index: int, payload: Buffer, *, found: Digest, announced: Digest, norm: bytes | None = None
+        self,
+        key: ContributionKey,
+        index: int,
+        payload: Buffer,
+        *,
+        found: Digest,
+        announced: Digest,
+        norm: bytes | None = None,
     ) -> str:
         """Store a chunk whose hash is `found`. `norm`: the announced one, if that counts.
 
@@ -212,7 +219,7 @@ class Contributions:
         self._held.setdefault(key, {})[index] = payload
         return ""
 
-    def screen(self, key: Key, index: int, payload: Buffer) -> str:
+    def screen(self, key: ContributionKey, index: int, payload: Buffer) -> str:
         """Note the norm of a chunk without storing it; return the reason if it is invalid, else ""."""
         try:
             square = self._codec.check(payload, self._grid.size(index))
@@ -223,7 +230,7 @@ class Contributions:
 
     def of(self, contributors: Sequence[Contribution], index: int) -> list[Buffer] | None:
         """Return one chunk of all contributors, in their order; None if one is missing."""
-        found = [self._held.get((entry.peer, entry.attempt), {}).get(index) for entry in contributors]
+        found = [self._held.get(entry.key, {}).get(index) for entry in contributors]
         whole = [payload for payload in found if payload is not None]
         return whole if len(whole) == len(found) else None
 
@@ -232,7 +239,7 @@ class Contributions:
 
         `name` identifies the contributors together.
         """
-        keys = [(entry.peer, entry.attempt) for entry in contributors]
+        keys = [entry.key for entry in contributors]
         norms = {key[0]: self._norms[key][index] for key in keys if index in self._norms.get(key, ())}
         usual = self._usual.get(index, 0.0)
         if index in self._raised:
@@ -245,7 +252,7 @@ class Contributions:
             self._after.setdefault(name, {})[index] = after
         return far
 
-    def norm(self, key: Key, index: int) -> float:
+    def norm(self, key: ContributionKey, index: int) -> float:
         """Return the norm of a screened chunk, 0 if it was not screened."""
         return self._norms.get(key, {}).get(index, 0.0)
 
@@ -255,7 +262,7 @@ class Contributions:
         It is the lower median of these ratios over the chunks. Only chunks count for which enough non-zero norms are known to
         clip them.
         """
-        weights = {(entry.peer, entry.attempt): float(entry.weight) for entry in contributors}
+        weights = {entry.key: float(entry.weight) for entry in contributors}
         keys = list(weights)
         found: dict[PeerId, list[float]] = {}
         for index in sorted({index for key in keys for index in self._norms.get(key, ())}):
@@ -266,7 +273,7 @@ class Contributions:
                     found.setdefault(key[0], []).append(norm / limit)
         return {peer: lower_median(each) for peer, each in found.items()}
 
-    def drop(self, key: Key, index: int) -> None:
+    def drop(self, key: ContributionKey, index: int) -> None:
         """Free a useless chunk; another may replace it."""
         self._held.get(key, {}).pop(index, None)
         self._norms.get(key, {}).pop(index, None)

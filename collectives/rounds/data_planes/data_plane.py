@@ -312,7 +312,7 @@ class DataPlane(ABC):
 
     def _names_our_contribution(self, proposal: Proposal) -> bool:
         ours = (self.me, self._attempt)
-        found = [entry for entry in proposal.contributors if (entry.peer, entry.attempt) == ours]
+        found = [entry for entry in proposal.contributors if entry.key == ours]
         return bool(self._source) and bool(found) and self.agreement.announcements.find(found[0]) is not None
 
     def _ask_unannounced(self, proposal: Proposal) -> None:

@@ -27,9 +27,9 @@ from thinwire.collectives.rounds.data_planes.contributions import Contributions
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
 from thinwire.collectives.rounds.data_planes.owner_results import ChunkReducer
 from thinwire.collectives.topology.hierarchy_routes import Cluster, Routes
-from thinwire.collectives.topology.shards import Grid, Key
+from thinwire.collectives.topology.shards import Grid
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import Digest, PeerId, Proposal, Subtotal
+from thinwire.swarm.messages.registry import ContributionKey, Digest, PeerId, Proposal, Subtotal
 
 
 class Hierarchy(Butterfly):
@@ -116,7 +116,7 @@ class Hierarchy(Butterfly):
 
     # --- towards the owners
 
-    def _awaits(self, key: Key, index: int) -> bool:
+    def _awaits(self, key: ContributionKey, index: int) -> bool:
         """Return whether we collect this chunk of this contributor."""
         routes = self._routes
         if routes is None or not routes.whole or self.proposal is None:
@@ -165,7 +165,7 @@ class Hierarchy(Butterfly):
             self._subtotals.own(*name, index, subtotal)
         else:
             (entry,) = cluster.entries
-            self._contributions.lend((entry.peer, entry.attempt), index, self._subtotals, name)
+            self._contributions.lend(entry.key, index, self._subtotals, name)
         self.progress.arrived()
         return True
 
@@ -263,7 +263,7 @@ class Hierarchy(Butterfly):
         for index, collected in services:
             for cluster in collected:
                 for entry in cluster.entries:
-                    if not self._contributions.has((entry.peer, entry.attempt), index):
+                    if not self._contributions.has(entry.key, index):
                         return entry.peer, "chunk missing" if entry.peer in self.agreement.ready else "not announced"
         for index, collected in services:
             for name, number in routes.named.items() if self.owners[index] == self.me else ():

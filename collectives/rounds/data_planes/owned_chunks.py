@@ -8,10 +8,9 @@ from typing import TypeVar
 from thinwire.collectives.blocking_work import WORTH, LatestWork, Work, at_once
 from thinwire.collectives.rounds.data_planes.contributions import Contributions
 from thinwire.collectives.rounds.data_planes.result_store import Results
-from thinwire.collectives.topology.shards import Key
 from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import nbytes
-from thinwire.swarm.messages.registry import Contribution, Digest, PeerId, Proposal
+from thinwire.swarm.messages.registry import Contribution, ContributionKey, Digest, PeerId, Proposal
 
 Made = TypeVar("Made")
 
@@ -31,7 +30,7 @@ class OwnedChunks:
         self._results, self._contributions, self._aside = results, contributions, aside
         self._computing = LatestWork[int](aside, failed)
         """Computations of the ballot in progress whose inputs are complete, by chunk."""
-        self._sources: dict[Key, Digest] = {}
+        self._sources: dict[ContributionKey, Digest] = {}
         """Announcement with which we have checked the data of each contributor."""
 
     @property
@@ -44,7 +43,7 @@ class OwnedChunks:
         """True if we own chunks and all their results are here."""
         return bool(self.indices) and not self._unfinished()
 
-    def checked(self, key: Key, announcement: Digest) -> None:
+    def checked(self, key: ContributionKey, announcement: Digest) -> None:
         """Note the announcement with which we check the data of a contributor."""
         self._sources[key] = announcement
 
@@ -57,7 +56,7 @@ class OwnedChunks:
             return None
         named = [one for one in proposal.contributors if one.announced]
         # Our data of each contributor has to be that of the announcement in the proposal.
-        right = all(self._sources.get((one.peer, one.attempt), one.announced) == one.announced for one in named)
+        right = all(self._sources.get(one.key, one.announced) == one.announced for one in named)
         return payloads if right else None
 
     def at_once(self, payloads: Sequence[Buffer]) -> bool:
@@ -93,4 +92,4 @@ class OwnedChunks:
         return [index for index in self.indices if self._results.chunks[index] is None]
 
     def _has(self, entry: Contribution, index: int) -> bool:
-        return self._contributions.has((entry.peer, entry.attempt), index)
+        return self._contributions.has(entry.key, index)

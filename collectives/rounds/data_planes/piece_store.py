@@ -14,10 +14,10 @@ from thinwire.collectives.rounds.data_planes.allgather_payload import EMPTY, joi
 from thinwire.collectives.rounds.data_planes.contributions import Contributions
 from thinwire.collectives.rounds.data_planes.result_store import Results
 from thinwire.collectives.topology.relay_plan import PLANS
-from thinwire.collectives.topology.shards import Grid, Key
+from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.types import Buffer
-from thinwire.swarm.messages.registry import Ballot, Digest, Proposal
+from thinwire.swarm.messages.registry import Ballot, ContributionKey, Digest, Proposal
 
 
 class Slots:
@@ -27,29 +27,29 @@ class Slots:
     """
 
     def __init__(self, each: int) -> None:
-        self.keys: tuple[Key, ...] = ()
+        self.keys: tuple[ContributionKey, ...] = ()
         """The contributors of the ballot in progress, each with the number of its announcement."""
         self._each = each
-        self._places: dict[Key, int] = {}
-        self._named: dict[Ballot, tuple[Key, ...]] = {}
+        self._places: dict[ContributionKey, int] = {}
+        self._named: dict[Ballot, tuple[ContributionKey, ...]] = {}
 
     def open(self, proposal: Proposal) -> None:
         """Number the slots of a ballot."""
-        self.keys = tuple((entry.peer, entry.attempt) for entry in proposal.contributors)
+        self.keys = tuple(entry.key for entry in proposal.contributors)
         self._places = {key: place for place, key in enumerate(self.keys)}
         self._named = dict([*self._named.items(), (proposal.ballot, self.keys)][-PLANS:])
 
-    def split(self, slot: int) -> tuple[Key, int]:
+    def split(self, slot: int) -> tuple[ContributionKey, int]:
         """Return the contribution of a slot and the index of its piece."""
         place, index = divmod(slot, self._each)
         return self.keys[place], index
 
-    def find(self, key: Key, index: int) -> int | None:
+    def find(self, key: ContributionKey, index: int) -> int | None:
         """Return the slot of a contributor's piece; None if the ballot does not name the contribution."""
         place = self._places.get(key)
         return None if place is None else place * self._each + index
 
-    def of(self, key: Key) -> range:
+    def of(self, key: ContributionKey) -> range:
         """Return all slots of a contribution; empty if the ballot does not name it."""
         first = self.find(key, 0)
         return range(0) if first is None else range(first, first + self._each)
@@ -71,11 +71,11 @@ class PieceStore:
     def __init__(self, cut: Grid, results: Results, contributions: Contributions) -> None:
         self.slots = Slots(len(cut))
         self._cut, self._results, self._contributions = cut, results, contributions
-        self._pieces: dict[Key, dict[Digest, Buffer]] = {}
+        self._pieces: dict[ContributionKey, dict[Digest, Buffer]] = {}
         """Stored pieces of each announcement, by hash."""
-        self._faults: dict[Key, str] = {}
-        self._fresh_faults: list[Key] = []
-        self._validated: set[Key] = set()
+        self._faults: dict[ContributionKey, str] = {}
+        self._fresh_faults: list[ContributionKey] = []
+        self._validated: set[ContributionKey] = set()
 
     def open(self, proposal: Proposal, *, changed: bool) -> None:
         """Number the slots of a ballot, and empty them if its results differ from those of the ballot before."""
@@ -84,7 +84,7 @@ class PieceStore:
             self._results.clear(len(proposal.contributors) * len(self._cut))
             self._validated.clear()
 
-    def keep(self, needed: Collection[Key]) -> None:
+    def keep(self, needed: Collection[ContributionKey]) -> None:
         """Free the payloads of all other announcements than the needed ones."""
         self._pieces = {key: pieces for key, pieces in self._pieces.items() if key in needed}
         for peer in {peer for peer, _ in needed}:
@@ -96,7 +96,7 @@ class PieceStore:
 
     # --- hashes of slots
 
-    def expect(self, key: Key, announced: bytes) -> None:
+    def expect(self, key: ContributionKey, announced: bytes) -> None:
         """Set the hashes of a payload's slots from its announcement, unless the results are settled already."""
         if self._results.wanted is not None:
             return  # settled results are judged by their own hashes
@@ -120,7 +120,7 @@ class PieceStore:
 
     # --- pieces
 
-    def own(self, key: Key, source: Sequence[Buffer]) -> None:
+    def own(self, key: ContributionKey, source: Sequence[Buffer]) -> None:
         """Store our own payload, unless it is stored already."""
         if not self._pieces.get(key):
             self._pieces[key] = {blake3.blake3(piece).digest(): piece for piece in source}
@@ -141,7 +141,7 @@ class PieceStore:
         self._pieces.setdefault(key, {})[self._results.hashes((slot,))] = piece
         return True
 
-    def whole(self, key: Key) -> bool:
+    def whole(self, key: ContributionKey) -> bool:
         """Return whether all pieces of a payload are here."""
         return all(self._results.chunks[slot] is not None for slot in self.slots.of(key))
 
@@ -159,7 +159,7 @@ class PieceStore:
 
     # --- validity of payloads
 
-    def _validate(self, key: Key) -> None:
+    def _validate(self, key: ContributionKey) -> None:
         """Validate a payload whose slots are all filled."""
         parts = [part for slot in self.slots.of(key) if (part := self._results.chunks[slot]) is not None]
         sizes = [memoryview(part).nbytes for part in parts if memoryview(part).nbytes]
@@ -171,15 +171,15 @@ class PieceStore:
             self.mark(key, reason)
             self._fresh_faults.append(key)
 
-    def mark(self, key: Key, fault: str) -> None:
+    def mark(self, key: ContributionKey, fault: str) -> None:
         """Note a fault of a payload."""
         self._faults[key] = fault
 
-    def fault(self, key: Key) -> str:
+    def fault(self, key: ContributionKey) -> str:
         """Return the known fault of a payload; empty if there is none."""
         return self._faults.get(key, "")
 
-    def take_faults(self) -> list[Key]:
+    def take_faults(self) -> list[ContributionKey]:
         """Return the payloads that were found invalid since the last call."""
         found, self._fresh_faults = self._fresh_faults, []
         return found

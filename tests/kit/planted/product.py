@@ -73,7 +73,7 @@ def arrival_order(patch):
     """Contributions are added up in the order in which they came."""
 
     def of(self, contributors, index):
-        named = {(entry.peer, entry.attempt) for entry in contributors}
+        named = {entry.key for entry in contributors}
         found = [chunks[index] for key, chunks in self._held.items() if key in named and index in chunks]
         return found if len(found) == len(named) else None
 
