@@ -42,11 +42,13 @@ PACKAGES = {
     "collectives/transport/circuits": ("collectives/transport",),
     "collectives/transport/sending": ("collectives/transport",),
     "collectives/transport/shared_memory": ("swarm",),
-    "collectives/transport/zeromq": (
+    "collectives/transport/zeromq/sockets": (
         "collectives",
         "collectives/transport/circuits",
         "collectives/transport/shared_memory",
     ),
+    "collectives/transport/zeromq/streams": ("collectives/transport/zeromq/sockets",),
+    "collectives/transport/zeromq": ("collectives/transport/zeromq/streams",),
     "collectives/topology": ("swarm",),
     "collectives/health": ("swarm/messages",),
     "collectives/consensus": ("collectives/consensus/members",),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from page_text import NOTE, paragraph, table
 from thinwire.collectives.transport.zeromq import link
-from thinwire.collectives.transport.zeromq import record_crypto as crypto
+from thinwire.collectives.transport.zeromq.streams import record_crypto as crypto
 from thinwire.swarm.frame import HEADER_BYTES, Frame, encode
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.messages import registry

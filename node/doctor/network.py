@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from thinwire.collectives.transport.addresses.observed_addresses import Sighting, judge
 from thinwire.collectives.transport.interface import Contact
-from thinwire.collectives.transport.zeromq.listener import PortTaken
+from thinwire.collectives.transport.zeromq.sockets.listener import PortTaken
 from thinwire.collectives.transport.zeromq.transport import ListenAddress, ZmqTransport
 from thinwire.node.doctor.check import Check, failed, passed, skipped
 from thinwire.node.membership.port_mapping import MappingFailed, Router, map_by_any

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from thinwire.collectives.transport.interface import Admit, Loan, Transport
 from thinwire.collectives.transport.shared_memory.local_sockets import usual_folder
-from thinwire.collectives.transport.zeromq.listener import PortTaken
+from thinwire.collectives.transport.zeromq.sockets.listener import PortTaken
 from thinwire.collectives.transport.zeromq.transport import ListenAddress, ZmqTransport
 from thinwire.node.membership.join import SEARCH_SECONDS
 from thinwire.node.membership.port_file import PortFile

@@ -10,7 +10,7 @@ Heavy modules (torch, sockets, kernels) are imported when a name is first used.
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
-    from thinwire.collectives.transport.zeromq.listener import PortTaken
+    from thinwire.collectives.transport.zeromq.sockets.listener import PortTaken
     from thinwire.node.api.allreduce import Average, AverageError, Pending
     from thinwire.node.api.exchange import RoundReport
     from thinwire.node.api.join import join
@@ -71,7 +71,7 @@ _HOME = {
     "NoSwarm": "node.membership.join",
     "PeerStatus": "node.peer.status",
     "Pending": "node.api.allreduce",
-    "PortTaken": "collectives.transport.zeromq.listener",
+    "PortTaken": "collectives.transport.zeromq.sockets.listener",
     "Refused": "node.membership.join",
     "RoundReport": "node.api.exchange",
     "Status": "node.peer.status",

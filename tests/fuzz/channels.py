@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 from kit.planted.cards import NOW, card
 from thinwire.collectives.transport.buffer_pool import BufferPool
-from thinwire.collectives.transport.zeromq import record_crypto, stream
-from thinwire.collectives.transport.zeromq.limits import Limits
-from thinwire.collectives.transport.zeromq.record_crypto import EXPRESS, LENGTHS, OPENING, TAG, record_size
+from thinwire.collectives.transport.zeromq.sockets.limits import Limits
+from thinwire.collectives.transport.zeromq.streams import record_crypto, stream
+from thinwire.collectives.transport.zeromq.streams.record_crypto import EXPRESS, LENGTHS, OPENING, TAG, record_size
 from thinwire.compression.core.codec import CodecError
 from thinwire.node.discovery import dht_process, dht_source, lan_source, public_runs
 from thinwire.node.discovery.public_runs import DirectoryError

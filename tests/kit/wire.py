@@ -5,8 +5,8 @@ import time
 
 import uvloop
 from thinwire.collectives.transport.interface import Contact
-from thinwire.collectives.transport.zeromq.limits import Limits
-from thinwire.collectives.transport.zeromq.record_crypto import SHARED
+from thinwire.collectives.transport.zeromq.sockets.limits import Limits
+from thinwire.collectives.transport.zeromq.streams.record_crypto import SHARED
 from thinwire.collectives.transport.zeromq.transport import ListenAddress, ZmqTransport
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity

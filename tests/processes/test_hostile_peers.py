@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from thinwire.collectives.transport.zeromq.limits import Limits
+from thinwire.collectives.transport.zeromq.sockets.limits import Limits
 from thinwire.node.peer.status import read_status
 from thinwire.node.runtime.directories import directories
 from thinwire.sims.processes.proxy_testbed import ProxyTestbed

@@ -134,7 +134,7 @@ class PieceStore:
                 self._take(slot, here[found], partial(bytes, found))
 
     def put(self, slot: int, piece: Buffer, hashed: Callable[[], Digest]) -> bool:
-        """Store a received piece with hash `hashed()`; return whether the slot lacked it and its hash is vouched for."""
+        """Store a received piece with hash `hashed()` in its slot; return whether it is new and vouched for."""
         if self._results.chunks[slot] is not None or not self._take(slot, piece, hashed):
             return False
         key, _ = self.slots.split(slot)
@@ -142,11 +142,11 @@ class PieceStore:
         return True
 
     def whole(self, key: ContributionKey) -> bool:
-        """Return whether all pieces of a payload are here."""
+        """Return whether all slots of a payload are filled."""
         return all(self._results.chunks[slot] is not None for slot in self.slots.of(key))
 
     def _take(self, slot: int, piece: Buffer, hashed: Callable[[], Digest]) -> bool:
-        """Put a piece that is not too long, and whose hash is vouched for, into its slot; return whether it is there."""
+        """Put a piece into its slot if its hash is vouched for and it is not too long; return whether it is."""
         taken = bool(self._results.take(slot, piece, hashed, check=self._check_length, from_owner=False))
         key, _ = self.slots.split(slot)
         if taken and self.whole(key):

@@ -17,10 +17,14 @@ from thinwire.collectives.transport.addresses.observed_addresses import Sighting
 from thinwire.collectives.transport.circuits.circuits import GATE, DialRoute
 from thinwire.collectives.transport.interface import Contact
 from thinwire.collectives.transport.rate_limit import TokenBuckets
-from thinwire.collectives.transport.zeromq.control_connection import ControlConnection, SharedSockets, SocketLimits
-from thinwire.collectives.transport.zeromq.limits import Limits
-from thinwire.collectives.transport.zeromq.listener import HalfOpen, listen
-from thinwire.collectives.transport.zeromq.tcp_relay import CIRCUIT
+from thinwire.collectives.transport.zeromq.sockets.control_connection import (
+    ControlConnection,
+    SharedSockets,
+    SocketLimits,
+)
+from thinwire.collectives.transport.zeromq.sockets.limits import Limits
+from thinwire.collectives.transport.zeromq.sockets.listener import HalfOpen, listen
+from thinwire.collectives.transport.zeromq.sockets.tcp_relay import CIRCUIT
 from thinwire.swarm import frame
 from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, VersionError
 from thinwire.swarm.identity.address import join_address, split_address

@@ -16,11 +16,11 @@ import msgspec
 from thinwire.collectives.transport.circuits.circuits import TRANSIENT, DialRoute, Factory
 from thinwire.collectives.transport.interface import REFUSED, RELAY_DEAD, RELAY_STUCK, Admit, Arrival, Contact
 from thinwire.collectives.transport.zeromq.admission import UnixClock, knock
-from thinwire.collectives.transport.zeromq.control_connection import SharedSockets
-from thinwire.collectives.transport.zeromq.limits import Retry
-from thinwire.collectives.transport.zeromq.link import Link
-from thinwire.collectives.transport.zeromq.listener import PortTaken
-from thinwire.collectives.transport.zeromq.stream_pool import StreamPool, Traffic
+from thinwire.collectives.transport.zeromq.link import Link, LinkEvents
+from thinwire.collectives.transport.zeromq.sockets.control_connection import SharedSockets
+from thinwire.collectives.transport.zeromq.sockets.limits import Retry
+from thinwire.collectives.transport.zeromq.sockets.listener import PortTaken
+from thinwire.collectives.transport.zeromq.streams.stream_pool import StreamPool, Traffic
 from thinwire.swarm.identity.address import source_of, split_address
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.messages.registry import VERSION, Hello, PeerId, Refuse, Welcome
@@ -49,6 +49,7 @@ class Connections:
         self.host = ""
         self._sockets, self._admit, self._wall = sockets, admit, wall
         self._ports, self._streams = ports, streams
+        self._events = LinkEvents(self._up, self._lost, self._gone)
         self._records: dict[PeerId, PeerRecord] = {}
         self._offers: dict[PeerId, Link] = {}
         self._leaving: set[Link] = set()
@@ -229,9 +230,7 @@ class Connections:
         if len(self._offers) >= limits.slots:
             return Refuse("busy", "too many links are being opened")
         try:
-            link, port = await Link.offer(
-                self._sockets, record, self.host, self._ports, up=self._up, lost=self._lost, gone=self._gone
-            )
+            link, port = await Link.offer(self._sockets, record, self.host, self._ports, self._events)
         except PortTaken as error:
             return Refuse("busy", str(error)[:256])
         if self._closed or link.reason:
@@ -344,9 +343,7 @@ class Connections:
             if link is not None and await asyncio.shield(link.ready):
                 return welcome
             return Refuse("busy", "the other side has not noticed yet that our link has ended")
-        link = await Link.take(
-            self._sockets, record, welcome, route, self._streams, up=self._up, lost=self._lost, gone=self._gone
-        )
+        link = await Link.take(self._sockets, record, welcome, route, self._streams, self._events)
         if link.reason and self.links.get(record.peer_id) is None:
             return Refuse("unreachable", f"{contact.address}: {link.reason}"[:256])
         return welcome

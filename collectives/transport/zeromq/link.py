@@ -8,33 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Collection
-from typing import TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 from thinwire.collectives.transport.circuits.circuits import DialRoute
 from thinwire.collectives.transport.interface import RELAY_STUCK, Arrival
 from thinwire.collectives.transport.receive_queue import BoundedQueue
-from thinwire.collectives.transport.zeromq.control_connection import ControlConnection, SharedSockets, SocketLimits
-from thinwire.collectives.transport.zeromq.listener import port_of
+from thinwire.collectives.transport.zeromq.control_frames import CONTROL_KINDS, PROOFS, ControlFrames
 from thinwire.collectives.transport.zeromq.offered_port import OfferedPort
-from thinwire.collectives.transport.zeromq.record_crypto import EXPRESS_KINDS, session_of
-from thinwire.collectives.transport.zeromq.stream_pool import StreamPool, Traffic
-from thinwire.swarm import frame as frames
-from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, UnknownType, nbytes, verify_message
-from thinwire.swarm.identity.peer_record import PeerRecord
-from thinwire.swarm.messages.registry import (
-    TYPES,
-    Found,
-    Gossip,
-    Hello,
-    Message,
-    PeerId,
-    Promise,
-    Ready,
-    Refuse,
-    Vote,
-    Welcome,
+from thinwire.collectives.transport.zeromq.sockets.control_connection import (
+    ControlConnection,
+    SharedSockets,
+    SocketLimits,
 )
+from thinwire.collectives.transport.zeromq.sockets.listener import port_of
+from thinwire.collectives.transport.zeromq.streams.record_crypto import EXPRESS_KINDS, session_of
+from thinwire.collectives.transport.zeromq.streams.stream_pool import StreamPool, Traffic
+from thinwire.swarm import frame as frames
+from thinwire.swarm.frame import Frame, FrameError, UnknownType, nbytes
+from thinwire.swarm.identity.peer_record import PeerRecord
+from thinwire.swarm.messages.registry import Gossip, PeerId, Welcome
 
 READY = b""
 """First message each way: the handshake is over."""
@@ -50,26 +44,27 @@ BYE = b"\0"
 It is sent on an orderly close, so a dead process sends none.
 """
 
-PROOFS = frozenset((Vote, Promise, Found, Ready))
-"""Messages with signatures that others are shown."""
-
-_CONTROL = [
-    kind for kind in TYPES.values() if kind not in (Hello, Welcome, Refuse) and not (kind.payload and not kind.signed)
-]
-_LARGEST = max(kind.limit + kind.payload for kind in _CONTROL) + 4096
+_LARGEST = max(kind.limit + kind.payload for kind in CONTROL_KINDS) + 4096
 BOUNDS = SocketLimits(messages=64, size=_LARGEST, window=max(4 << 20, _LARGEST))
-Up: TypeAlias = "Callable[[Link], None]"
-Lost: TypeAlias = "Callable[[Link, str], None]"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEvents:
+    """Receivers of the events of a link.
+
+    - `up`: called when the link is ready. `lost`: called once, with the reason. `gone`: called when all is closed.
+    """
+
+    up: Callable[[Link], None]
+    lost: Callable[[Link, str], None]
+    gone: Callable[[Link], None]
 
 
 class Link:
-    """Link to one peer.
-
-    It calls `up(link)` when ready, `lost(link, reason)` once, `gone(link)` when all is closed.
-    """
+    """Link to one peer."""
 
     def __init__(
-        self, sockets: SharedSockets, record: PeerRecord, secret: bytes, dialled: bool, *, up: Up, lost: Lost, gone: Up
+        self, sockets: SharedSockets, record: PeerRecord, secret: bytes, dialled: bool, events: LinkEvents
     ) -> None:
         self.peer: PeerId = record.peer_id
         self.transport_key = record.transport_key
@@ -84,8 +79,8 @@ class Link:
         self.last_arrival_at = self.since = asyncio.get_running_loop().time()
         """Monotonic seconds of the last frame, and of the time when the link became ready."""
         self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._sockets, self._record = sockets, record
-        self._on_up, self._on_lost, self._on_gone = up, lost, gone
+        self._sockets, self._record, self._events = sockets, record, events
+        self._frames = ControlFrames(record.public_key, sockets.run_id)
         self._loop = asyncio.get_running_loop()
         self._control: ControlConnection | None = None
         self._candidates: set[ControlConnection] = set()
@@ -111,10 +106,10 @@ class Link:
 
     @classmethod
     async def offer(
-        cls, sockets: SharedSockets, record: PeerRecord, host: str, ports: range, *, up: Up, lost: Lost, gone: Up
+        cls, sockets: SharedSockets, record: PeerRecord, host: str, ports: range, events: LinkEvents
     ) -> tuple[Link, int]:
         """Return a link that waits to be taken by the peer of `record`, and its port. Raises PortTaken."""
-        link = cls(sockets, record, secrets.token_bytes(32), False, up=up, lost=lost, gone=gone)
+        link = cls(sockets, record, secrets.token_bytes(32), False, events)
         offered = OfferedPort(sockets, record.transport_key)
 
         def candidate(relay: PeerId) -> asyncio.Protocol:
@@ -143,13 +138,10 @@ class Link:
         welcome: Welcome,
         route: DialRoute,
         streams: int,
-        *,
-        up: Up,
-        lost: Lost,
-        gone: Up,
+        events: LinkEvents,
     ) -> Link:
         """Take the link that a gate offers; await `ready` to learn whether it works."""
-        link = cls(sockets, record, welcome.secret, True, up=up, lost=lost, gone=gone)
+        link = cls(sockets, record, welcome.secret, True, events)
         control = ControlConnection(sockets, BOUNDS, link._on_control, link._ended, server_key=record.transport_key)
         link._candidates.add(control)
         link._gate, link.relay = route.gate, route.relay
@@ -181,7 +173,7 @@ class Link:
             control.post([READY])
         self._switch()
         self.last_arrival_at = self.since = self._loop.time()
-        self._on_up(self)
+        self._events.up(self)
         if not self.ready.done():
             self.ready.set_result(True)
 
@@ -226,7 +218,7 @@ class Link:
             self._control.leave(BYE + reason.encode()[:64])
         else:
             self.stream_pool.close()
-        self._on_lost(self, reason)
+        self._events.lost(self, reason)
         self._check_gone()
 
     @property
@@ -256,7 +248,7 @@ class Link:
 
     def _check_gone(self) -> None:
         if self.all_closed:
-            self._on_gone(self)
+            self._events.gone(self)
 
     # --- control
 
@@ -329,47 +321,24 @@ class Link:
             text = bytes(parts[0][1:65]).decode("utf-8", "replace")
             self._bye = f"closed by the peer: {text}" if text.isprintable() else "closed by the peer"
             return
-        self._take(parts[0], parts[1] if len(parts) == 2 else memoryview(b""), len(parts) < 3, _CONTROL)
+        self._take(partial(self._frames.from_control, parts), sum(part.nbytes for part in parts))
 
     def _on_round_message(self, head: bytes) -> None:
-        """Deliver a round message from the express stream, which proves the sender.
+        """Deliver a message from the express stream; unless it is a proof, check its signature afterwards."""
+        frame = self._take(partial(self._frames.from_express, head), len(head))
+        if frame is not None and type(frame.message) not in PROOFS:
+            self._loop.call_soon(self._check_signature, frame)
 
-        Only the signatures of PROOFS are shown to other peers. Those of other messages are checked after the message was
-        handled.
-        """
-        frame = self._take(memoryview(head), memoryview(b""), True, EXPRESS_KINDS, later=True)
-        if frame is not None:
-            self._loop.call_soon(self._check, frame)
-
-    def _check(self, frame: Frame) -> None:
-        public_key, run_id = self._record.public_key, self._sockets.run_id
-        if not verify_message(frame.message, frame.signature, public_key, run_id):
+    def _check_signature(self, frame: Frame) -> None:
+        if not self._frames.signature_fits(frame):
             self.close(f"bad signature of {type(frame.message).__name__}")
 
-    def _take(
-        self,
-        data: memoryview,
-        payload: memoryview,
-        whole: bool,
-        kinds: Collection[type[Message]],
-        *,
-        later: bool = False,
-    ) -> Frame | None:
-        """Check a control frame of one of these `kinds` and deliver it.
-
-        Return the frame if its signature is to be checked `later`.
-        """
+    def _take(self, checked: Callable[[], Frame], size: int) -> Frame | None:
+        """Deliver and return a frame of `size` bytes that is `checked`; close the link if it has a fault."""
         if self.reason:
             return None
         try:
-            header = frames.parse_header(data[:HEADER_BYTES])
-            if header.kind not in kinds or not whole:
-                raise FrameError(f"{header.kind.__name__} does not belong on this channel")
-            public_key, run_id = self._record.public_key, self._sockets.run_id
-            later = later and header.kind not in PROOFS
-            frame = frames.decode(
-                header, data[HEADER_BYTES:], payload, public_key=public_key, run_id=run_id, verify_later=later
-            )
+            frame = checked()
         except UnknownType as error:
             if not error.optional:
                 self.close(str(error))
@@ -377,8 +346,8 @@ class Link:
             self.close(str(error))
         else:
             if not self._sockets.circuits.hear(self.peer, frame.message):
-                self._deliver(frame, data.nbytes + payload.nbytes, bulk=False)
-            return frame if later else None
+                self._deliver(frame, size, bulk=False)
+            return frame
         return None
 
     def _deliver(self, frame: Frame, size: int, *, bulk: bool) -> None:

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from itertools import count
 
-from thinwire.collectives.transport.zeromq.control_connection import SharedSockets
-from thinwire.collectives.transport.zeromq.listener import HalfOpen, listen
+from thinwire.collectives.transport.zeromq.sockets.control_connection import SharedSockets
+from thinwire.collectives.transport.zeromq.sockets.listener import HalfOpen, listen
 from thinwire.swarm.messages.registry import PeerId
 
 _domains = count(1)

@@ -28,13 +28,13 @@ from thinwire.collectives.transport.receive_queue import ReceiveQueue
 from thinwire.collectives.transport.shared_memory.local_sockets import LocalConnection, LocalSockets, socket_name
 from thinwire.collectives.transport.zeromq.admission import AdmissionPort, observe
 from thinwire.collectives.transport.zeromq.connections import Connections
-from thinwire.collectives.transport.zeromq.control_connection import Context, SharedSockets
-from thinwire.collectives.transport.zeromq.limits import Limits
-from thinwire.collectives.transport.zeromq.listener import HalfOpen, PortTaken, bindable, listen, own_addresses
-from thinwire.collectives.transport.zeromq.shared_memory_stream import SharedMemoryStream
-from thinwire.collectives.transport.zeromq.stream import Stream
-from thinwire.collectives.transport.zeromq.stream_pool import Traffic
-from thinwire.collectives.transport.zeromq.zmq_socket import ZapHandler
+from thinwire.collectives.transport.zeromq.sockets.control_connection import Context, SharedSockets
+from thinwire.collectives.transport.zeromq.sockets.limits import Limits
+from thinwire.collectives.transport.zeromq.sockets.listener import HalfOpen, PortTaken, bindable, listen, own_addresses
+from thinwire.collectives.transport.zeromq.sockets.zmq_socket import ZapHandler
+from thinwire.collectives.transport.zeromq.streams.shared_memory_stream import SharedMemoryStream
+from thinwire.collectives.transport.zeromq.streams.stream import Stream
+from thinwire.collectives.transport.zeromq.streams.stream_pool import Traffic
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.address import join_address
 from thinwire.swarm.identity.identity import Identity

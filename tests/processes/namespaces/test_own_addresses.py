@@ -8,7 +8,9 @@ from thinwire.sims.processes import netns_testbed
 
 REASON = netns_testbed.obstacle()
 
-ASK = "from thinwire.collectives.transport.zeromq.listener import own_addresses; print(*own_addresses('0.0.0.0'))"
+ASK = (
+    "from thinwire.collectives.transport.zeromq.sockets.listener import own_addresses; print(*own_addresses('0.0.0.0'))"
+)
 
 
 def addresses_in_a_namespace(*commands):

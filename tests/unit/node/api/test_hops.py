@@ -10,7 +10,7 @@ from types import FrameType
 
 import thinwire
 import torch
-from thinwire.collectives.transport.zeromq.record_writer import RecordWriter
+from thinwire.collectives.transport.zeromq.streams.record_writer import RecordWriter
 from thinwire.node.runtime.loop_thread import LoopThread
 from torch import nn
 
@@ -72,6 +72,6 @@ def test_step_reaches_socket_in_few_modules(tmp_path: Path, monkeypatch) -> None
     # An exchange also sends what catching up or the end of a round needs. The shortest path is that of the announcement.
     lower = min((one for one in sent if "thinwire.node.peer.peer_services" in one), key=len)
     # The background peer's thread continues where the training loop's thread has left.
-    modules = list(dict.fromkeys([*upper, *lower, "thinwire.collectives.transport.zeromq.record_writer"]))
+    modules = list(dict.fromkeys([*upper, *lower, "thinwire.collectives.transport.zeromq.streams.record_writer"]))
     assert len(modules) == TO_SOCKET, modules
     assert modules.index("thinwire.collectives.transport.zeromq.transport") == TO_TRANSPORT - 1, modules

@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 import pytest
-from thinwire.collectives.transport.zeromq.listener import PortTaken
+from thinwire.collectives.transport.zeromq.sockets.listener import PortTaken
 from thinwire.node.membership.port_file import PortFile
 from thinwire.node.peer.bootstrap import arriving, founding
 from thinwire.node.runtime.disk import RealDisk

@@ -13,7 +13,7 @@ from thinwire.collectives.transport.circuits.splice import End, Splice
 from thinwire.collectives.transport.circuits.ticket import MAGIC, TICKET_BYTES, decode, encode, name_of
 from thinwire.collectives.transport.interface import Loan
 from thinwire.collectives.transport.rate_limit import RateLimit
-from thinwire.collectives.transport.zeromq.limits import Limits
+from thinwire.collectives.transport.zeromq.sockets.limits import Limits
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Circuit, CircuitAsk, Ping

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from thinwire.collectives.transport.zeromq.record_crypto import OPENING, record_size, session_of, stream_keys
+from thinwire.collectives.transport.zeromq.streams.record_crypto import OPENING, record_size, session_of, stream_keys
 from thinwire.swarm.frame import Frame, encode
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.messages.registry import Chunk, Vote

@@ -16,11 +16,11 @@ import pytest
 import uvloop
 from kit.wire import Peer, until
 from thinwire.collectives.transport.addresses.name_resolver import NameResolver
-from thinwire.collectives.transport.zeromq import record_writer
 from thinwire.collectives.transport.zeromq import transport as zmq_transport
-from thinwire.collectives.transport.zeromq.limits import Limits
-from thinwire.collectives.transport.zeromq.listener import PortTaken, listen
-from thinwire.collectives.transport.zeromq.record_crypto import EXPRESS_KINDS
+from thinwire.collectives.transport.zeromq.sockets.limits import Limits
+from thinwire.collectives.transport.zeromq.sockets.listener import PortTaken, listen
+from thinwire.collectives.transport.zeromq.streams import record_writer
+from thinwire.collectives.transport.zeromq.streams.record_crypto import EXPRESS_KINDS
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
     CHUNK_BYTES,

@@ -15,10 +15,10 @@ from thinwire.collectives.blocking_work import WORTH
 from thinwire.collectives.transport.circuits.circuits import DialRoute
 from thinwire.collectives.transport.interface import Contact
 from thinwire.collectives.transport.zeromq.admission import knock
-from thinwire.collectives.transport.zeromq.link import Link
-from thinwire.collectives.transport.zeromq.listener import port_of
-from thinwire.collectives.transport.zeromq.record_crypto import LENGTHS, MAX_EXPRESS, OPENING, session_of
-from thinwire.collectives.transport.zeromq.zmq_socket import GREETING, as_client
+from thinwire.collectives.transport.zeromq.link import Link, LinkEvents
+from thinwire.collectives.transport.zeromq.sockets.listener import port_of
+from thinwire.collectives.transport.zeromq.sockets.zmq_socket import GREETING, as_client
+from thinwire.collectives.transport.zeromq.streams.record_crypto import LENGTHS, MAX_EXPRESS, OPENING, session_of
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import Identity
@@ -256,10 +256,10 @@ def test_member_port_admits_only_its_peer(wire, eventually):
             sock.close(linger=0)
         context.destroy(linger=0)
         # The port was open all the time: its own peer still gets in, and no peer after it.
-        events = {"up": nothing, "lost": nothing, "gone": nothing}
+        events = LinkEvents(nothing, nothing, nothing)
         address, loop = "127.0.0.1", asyncio.get_running_loop()
         route = DialRoute(lambda factory, port: loop.create_connection(factory, address, port))
-        link = await Link.take(visitor.sockets, host.record, welcome, route, 0, **events)
+        link = await Link.take(visitor.sockets, host.record, welcome, route, 0, events)
         assert await link.ready
         assert visitor.id in host.links
         with pytest.raises(ConnectionError):

@@ -13,10 +13,10 @@ from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.interface import Arrival
 from thinwire.collectives.transport.rate_limit import TokenBuckets
 from thinwire.collectives.transport.receive_queue import ReceiveQueue
-from thinwire.collectives.transport.zeromq import record_crypto
 from thinwire.collectives.transport.zeromq.admission import fair_visits
-from thinwire.collectives.transport.zeromq.limits import Limits, Retry
-from thinwire.collectives.transport.zeromq.listener import HalfOpen, own_addresses, port_of
+from thinwire.collectives.transport.zeromq.sockets.limits import Limits, Retry
+from thinwire.collectives.transport.zeromq.sockets.listener import HalfOpen, own_addresses, port_of
+from thinwire.collectives.transport.zeromq.streams import record_crypto
 
 
 @given(st.lists(st.floats(0, 3), max_size=60), st.integers(1, 9), st.floats(0.1, 5))

@@ -9,7 +9,7 @@ import pytest
 import uvloop
 from kit.real.late_executor import LateExecutor
 from thinwire.collectives.blocking_work import WORTH
-from thinwire.collectives.transport.zeromq.stream import UNOPENED
+from thinwire.collectives.transport.zeromq.streams.stream import UNOPENED
 
 SIZE = 4 * WORTH
 LOOPS = pytest.mark.parametrize("loop", [uvloop.run, asyncio.run])

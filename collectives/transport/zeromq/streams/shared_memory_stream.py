@@ -19,10 +19,10 @@ from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.shared_memory.local_sockets import LocalConnection
 from thinwire.collectives.transport.shared_memory.places import MOST_OFFSETS, Places
 from thinwire.collectives.transport.shared_memory.region import SharedRegion
-from thinwire.collectives.transport.zeromq.limits import Limits
-from thinwire.collectives.transport.zeromq.record_crypto import LENGTHS, MAX_BULK, TAG, record_size
-from thinwire.collectives.transport.zeromq.record_writer import RecordWriter, WriterSetup
-from thinwire.collectives.transport.zeromq.stream import UNOPENED, FindOwner, Stream
+from thinwire.collectives.transport.zeromq.sockets.limits import Limits
+from thinwire.collectives.transport.zeromq.streams.record_crypto import LENGTHS, MAX_BULK, TAG, record_size
+from thinwire.collectives.transport.zeromq.streams.record_writer import RecordWriter, WriterSetup
+from thinwire.collectives.transport.zeromq.streams.stream import UNOPENED, FindOwner, Stream
 from thinwire.swarm.frame import HEADER_BYTES, nbytes
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from thinwire.collectives.transport.circuits.circuits import DialRoute
 from thinwire.collectives.transport.shared_memory.local_sockets import socket_name
-from thinwire.collectives.transport.zeromq.control_connection import SharedSockets
-from thinwire.collectives.transport.zeromq.record_crypto import EXPRESS, MAX_STREAMS, SHARED
-from thinwire.collectives.transport.zeromq.record_writer import RecordWriter
-from thinwire.collectives.transport.zeromq.shared_memory_stream import SharedMemoryStream
-from thinwire.collectives.transport.zeromq.stream import Stream
+from thinwire.collectives.transport.zeromq.sockets.control_connection import SharedSockets
+from thinwire.collectives.transport.zeromq.streams.record_crypto import EXPRESS, MAX_STREAMS, SHARED
+from thinwire.collectives.transport.zeromq.streams.record_writer import RecordWriter
+from thinwire.collectives.transport.zeromq.streams.shared_memory_stream import SharedMemoryStream
+from thinwire.collectives.transport.zeromq.streams.stream import Stream
 from thinwire.swarm import frame as frames
 from thinwire.swarm.frame import HEADER_BYTES, Frame, FrameError, UnknownType
 from thinwire.swarm.messages.registry import PeerId

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import zmq
-from thinwire.collectives.transport.zeromq.limits import Limits
+from thinwire.collectives.transport.zeromq.sockets.limits import Limits
 from thinwire.swarm.identity.identity import Identity
 
 Parts = Sequence["bytes | memoryview"]

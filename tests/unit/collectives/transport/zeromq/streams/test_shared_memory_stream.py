@@ -23,9 +23,9 @@ from thinwire.collectives.transport.shared_memory import local_sockets
 from thinwire.collectives.transport.shared_memory.local_sockets import SharedLimits
 from thinwire.collectives.transport.shared_memory.places import DELAY, MOST_OFFSETS
 from thinwire.collectives.transport.shared_memory.region import ADD_SEALS, PAGE, SHRINK, RegionReader, SharedRegion
-from thinwire.collectives.transport.zeromq.record_crypto import SHARED, record_size
-from thinwire.collectives.transport.zeromq.shared_memory_stream import IN_PLACE, OFFSET, PLACE
-from thinwire.collectives.transport.zeromq.stream import UNOPENED
+from thinwire.collectives.transport.zeromq.streams.record_crypto import SHARED, record_size
+from thinwire.collectives.transport.zeromq.streams.shared_memory_stream import IN_PLACE, OFFSET, PLACE
+from thinwire.collectives.transport.zeromq.streams.stream import UNOPENED
 from thinwire.compression.dense.floats import Fp32
 from thinwire.swarm.frame import Frame, encode
 from thinwire.swarm.messages.registry import Chunk

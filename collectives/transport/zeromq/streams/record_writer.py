@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from thinwire.collectives.blocking_work import OrderedWork, Workers
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.tcp_options import CONGESTION, DirectSocket, adapt, confirmed, hold_back, pace
-from thinwire.collectives.transport.zeromq.record_crypto import RecordCipher, record_size
+from thinwire.collectives.transport.zeromq.streams.record_crypto import RecordCipher, record_size
 from thinwire.swarm.frame import nbytes
 
 if TYPE_CHECKING:

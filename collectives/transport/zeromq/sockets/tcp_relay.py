@@ -15,7 +15,7 @@ from typing import cast
 from thinwire.collectives.transport.circuits.ticket import decode, hand_over
 from thinwire.collectives.transport.interface import RESET
 from thinwire.collectives.transport.tcp_options import round_trip, tune
-from thinwire.collectives.transport.zeromq.zmq_socket import GREETING, begins_handshake
+from thinwire.collectives.transport.zeromq.sockets.zmq_socket import GREETING, begins_handshake
 
 FIRST_BYTE = GREETING[0]
 """First byte of every ZMTP greeting. A connection that begins otherwise may come with a ticket."""

@@ -7,8 +7,8 @@ import pytest
 from kit.real.late_executor import LateExecutor
 from thinwire.collectives.blocking_work import WORTH
 from thinwire.collectives.transport.buffer_pool import BufferPool
-from thinwire.collectives.transport.zeromq.record_crypto import TAG, record_size, stream_keys
-from thinwire.collectives.transport.zeromq.record_writer import RecordWriter, WriterSetup
+from thinwire.collectives.transport.zeromq.streams.record_crypto import TAG, record_size, stream_keys
+from thinwire.collectives.transport.zeromq.streams.record_writer import RecordWriter, WriterSetup
 from thinwire.sims.engine import virtual_loop
 
 SECRET, HEAD, SIZE = b"\7" * 32, b"h" * 200, 4 * WORTH

@@ -20,10 +20,10 @@ from thinwire.collectives.transport.interface import RESET
 from thinwire.collectives.transport.rate_limit import RateLimit
 from thinwire.collectives.transport.receive_queue import ReceiveQueue
 from thinwire.collectives.transport.shared_memory.local_sockets import LocalSockets
-from thinwire.collectives.transport.zeromq.limits import Limits
-from thinwire.collectives.transport.zeromq.listener import HalfOpen, descriptors_left
-from thinwire.collectives.transport.zeromq.tcp_relay import Divert, TcpRelay
-from thinwire.collectives.transport.zeromq.zmq_socket import (
+from thinwire.collectives.transport.zeromq.sockets.limits import Limits
+from thinwire.collectives.transport.zeromq.sockets.listener import HalfOpen, descriptors_left
+from thinwire.collectives.transport.zeromq.sockets.tcp_relay import Divert, TcpRelay
+from thinwire.collectives.transport.zeromq.sockets.zmq_socket import (
     Parts,
     ZapHandler,
     ZmqSocket,

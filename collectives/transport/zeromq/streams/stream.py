@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from thinwire.collectives.blocking_work import OrderedWork, Workers
 from thinwire.collectives.transport.buffer_pool import BufferPool
 from thinwire.collectives.transport.tcp_options import tune
-from thinwire.collectives.transport.zeromq.limits import Limits
-from thinwire.collectives.transport.zeromq.listener import HalfOpen
-from thinwire.collectives.transport.zeromq.record_crypto import (
+from thinwire.collectives.transport.zeromq.sockets.limits import Limits
+from thinwire.collectives.transport.zeromq.sockets.listener import HalfOpen
+from thinwire.collectives.transport.zeromq.streams.record_crypto import (
     EXPRESS,
     LENGTHS,
     MAX_BULK,
@@ -36,7 +36,7 @@ from thinwire.collectives.transport.zeromq.record_crypto import (
     session_of,
     stream_keys,
 )
-from thinwire.collectives.transport.zeromq.record_writer import RecordWriter, WriterSetup
+from thinwire.collectives.transport.zeromq.streams.record_writer import RecordWriter, WriterSetup
 
 UNOPENED = 4 << 20
 """Bytes of received records that may wait to be opened; a stream with more is not read.

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 import zmq
-from thinwire.collectives.transport.zeromq.zmq_socket import GREETING, OPENING, ZmqSocket, begins_handshake
+from thinwire.collectives.transport.zeromq.sockets.zmq_socket import GREETING, OPENING, ZmqSocket, begins_handshake
 
 
 class Full:

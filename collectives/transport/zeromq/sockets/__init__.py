@@ -1,0 +1,1 @@
+"""Listening sockets, and control connections: a libzmq socket behind a TCP relay each."""

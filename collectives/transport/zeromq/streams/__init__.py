@@ -1,0 +1,1 @@
+"""Sealed streams of a link, over TCP or through shared memory."""
