@@ -54,10 +54,11 @@ PACKAGES = {
     "collectives/consensus": ("collectives/consensus/members",),
     "collectives/consensus/members": ("collectives/topology",),
     "collectives/state_sync": ("swarm", "collectives", "collectives/consensus"),
-    "collectives/rounds": ("collectives/rounds/data_planes", "collectives/state_sync"),
+    "collectives/rounds": ("collectives/rounds/data_planes/allgather", "collectives/state_sync"),
     "collectives/rounds/data_planes": (
         *("collectives", "collectives/aggregation", "collectives/consensus", "collectives/transport/sending"),
     ),
+    "collectives/rounds/data_planes/allgather": ("collectives/rounds/data_planes",),
     "collectives/gossip": (
         "collectives",
         "collectives/aggregation",
@@ -81,7 +82,7 @@ PACKAGES = {
     "node/methods/asynchronous": ("node/outer",),
     "node/methods/overlapped": ("node/outer",),
     "node/methods/noloco": ("node/outer", "collectives/gossip"),
-    "node/methods/sparse": ("node/state", "compression/sparse"),
+    "node/methods/sparse": ("node/state", "collectives/rounds/data_planes/allgather", "compression/sparse"),
     "node/methods/powersgd": ("node/methods/sparse", "node/outer", "compression"),
     "node/methods/fragments": ("node/methods/overlapped", "node/methods/sparse"),
     "node/methods": (

@@ -30,7 +30,7 @@ import torch
 from blake3 import blake3
 from thinwire.collectives.costs.access_links import MBIT
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.data_planes import allgather_payload
+from thinwire.collectives.rounds.data_planes.allgather import payload_pieces
 from thinwire.collectives.topology import shards
 from thinwire.compression.core.types import Floats
 from thinwire.node.training.learner import StepReport
@@ -248,7 +248,7 @@ def train(case: Case, links: Links, judges: dict[str, Judge], options: argparse.
 
     async def play() -> Course:
         # A small model has as many pieces and chunks as a large one, or nearly: the links carry one after the other.
-        stack.enter_context(patch.object(allgather_payload, "LEAST", 256))
+        stack.enter_context(patch.object(payload_pieces, "LEAST", 256))
         stack.enter_context(patch.object(shards, "MIN_CHUNK", 512))
         if text not in judges:
             judges[text] = Judge(

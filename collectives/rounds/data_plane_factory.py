@@ -11,7 +11,7 @@ from thinwire.collectives.aggregation.norm_bounds import norm_bound
 from thinwire.collectives.aggregation.rule_factory import dense_rule
 from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.rounds.data_planes.allgather import AllGather
+from thinwire.collectives.rounds.data_planes.allgather.allgather import AllGather
 from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
 from thinwire.collectives.rounds.data_planes.contributions import OwnerChecks, Screen
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane

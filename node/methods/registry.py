@@ -8,7 +8,7 @@ from typing import Any
 
 from thinwire.collectives.aggregation.rule_factory import sparse_rule
 from thinwire.collectives.gossip.pair_codec import parse_pair_codec
-from thinwire.collectives.rounds.data_planes.allgather_payload import pieces
+from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import pieces
 from thinwire.collectives.rounds.data_planes.sparse_butterfly import parts
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression import registry

@@ -11,7 +11,7 @@ from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.health.straggler_grace import StragglerGrace
 from thinwire.collectives.rounds.data_plane_factory import DataPlaneFactory, DataPlaneSpec
-from thinwire.collectives.rounds.data_planes.allgather_payload import room
+from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import room
 from thinwire.collectives.rounds.round import LinkReport, Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.topology.peer_backoff import PeerBackoff

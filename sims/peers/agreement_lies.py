@@ -17,7 +17,7 @@ from thinwire.collectives.consensus.members.quorum import enough
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import name_of, vote_for
-from thinwire.collectives.rounds.data_planes.owner_results import basis_of
+from thinwire.collectives.rounds.data_planes.owner_records import basis_of
 from thinwire.collectives.rounds.data_planes.result_store import digest_of
 from thinwire.collectives.rounds.round import Round
 from thinwire.compression.core.types import Buffer

@@ -17,7 +17,7 @@ from thinwire.collectives.gossip.owner_group import OwnerGroup
 from thinwire.collectives.gossip.pair import PairResult
 from thinwire.collectives.gossip.pair_codec import payload_of
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.data_planes.allgather_payload import cut_up
+from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import cut_up
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.sparse.portions import portion_chunks

@@ -50,7 +50,7 @@ TARGETS = {
     "collectives/rounds/data_planes/contributions.py": (f"{ROUNDS}/data_planes/test_contributions.py", ROUNDS),
     "collectives/rounds/data_planes/result_store.py": (
         f"{ROUNDS}/test_round.py",
-        f"{ROUNDS}/data_planes/test_allgather.py",
+        f"{ROUNDS}/data_planes/allgather/test_allgather.py",
     ),
     "collectives/rounds/data_planes/ring_schedule.py": (
         f"{ROUNDS}/data_planes/test_ring.py",

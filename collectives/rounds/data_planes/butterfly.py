@@ -26,10 +26,10 @@ from thinwire.collectives.rounds.data_planes.contributions import (
 )
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
 from thinwire.collectives.rounds.data_planes.owned_chunks import OwnedChunks
+from thinwire.collectives.rounds.data_planes.owner_records import OwnerRecords
 from thinwire.collectives.rounds.data_planes.owner_results import (
     AuditData,
     ChunkReducer,
-    OwnerRecords,
     audit_data,
 )
 from thinwire.collectives.rounds.data_planes.result_store import Results
@@ -390,7 +390,7 @@ class Butterfly(DataPlane):
             return
         if self.proposal is not None and self.unclaimed and not self.agreement.results_confirmed(self.proposal):
             return
-        if wanted or all(owner == self.me or self.results.signed(i) for i, owner in enumerate(self.owners)):
+        if self._records.all_signed:
             self._on_phase(self.round, "vote")
             self._vote(digest)
 
@@ -410,15 +410,7 @@ class Butterfly(DataPlane):
     @property
     def waits(self) -> bool:
         """True if chunks, results, or an owner's signature for its results are missing."""
-        return super().waits or any(map(self._unsigned, range(len(self.owners))))
-
-    def _unsigned(self, index: int) -> bool:
-        """Return whether another peer still has to sign for the result of a chunk."""
-        return self.results.wanted is None and self.owners[index] != self.me and not self.results.signed(index)
-
-    def _unfinished(self) -> list[int]:
-        """Return the chunks whose results are missing or not signed for."""
-        return [index for index, chunk in enumerate(self.results.chunks) if chunk is None or self._unsigned(index)]
+        return super().waits or not self._records.all_signed
 
     def awaited_peers(self, proposal: Proposal) -> Collection[PeerId]:
         """Return the peers from which we wait for chunks or results."""
@@ -431,13 +423,13 @@ class Butterfly(DataPlane):
 
     def _finished_owners(self) -> Collection[PeerId]:
         """Return the owners whose results are all here, and signed for."""
-        return set(self.owners) - {self.owners[index] for index in self._unfinished()}
+        return set(self.owners) - {self.owners[index] for index in self._records.unfinished()}
 
     def culprit(self, proposal: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer that the round waits for and the reason, or None."""
         for entry in self._owned.awaited(proposal):
             return entry.peer, MISSING if entry.peer in self.agreement.ready else "not announced"
-        owners = [self.owners[index] for index in self._unfinished() if self.owners[index] != self.me]
+        owners = [self.owners[index] for index in self._records.unfinished() if self.owners[index] != self.me]
         return (owners[0], "result missing") if owners else None
 
     def debtors(self, proposal: Proposal) -> Collection[PeerId]:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 import blake3
 import numpy as np
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.data_planes.allgather_payload import pieces
+from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import pieces
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression.core.types import Floats
 from thinwire.node.methods.sparse.replica import SparseReplica, chunks_of

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from thinwire.collectives.rounds.data_planes.allgather_payload import cut_up, joined, pieces, put_together
+from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import cut_up, joined, pieces, put_together
 from thinwire.collectives.rounds.data_planes.sparse_butterfly import parts
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import CodecError

@@ -18,7 +18,8 @@ from thinwire.collectives.consensus.proposal import name_of
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.rounds.data_planes.contributions import UNCHECKED, OwnerChecks
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
-from thinwire.collectives.rounds.data_planes.owner_results import Reducer, basis_of
+from thinwire.collectives.rounds.data_planes.owner_records import basis_of
+from thinwire.collectives.rounds.data_planes.owner_results import Reducer
 from thinwire.collectives.rounds.peer_standing import PeerStanding
 from thinwire.collectives.rounds.round import LinkReport, Round
 from thinwire.collectives.topology.shards import grid

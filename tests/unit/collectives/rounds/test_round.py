@@ -34,7 +34,7 @@ from thinwire.collectives.aggregation.norm_bounds import norm_bound
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.proposal import TWO_ANNOUNCEMENTS, vote_for
 from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
-from thinwire.collectives.rounds.data_planes.owner_results import basis_of
+from thinwire.collectives.rounds.data_planes.owner_records import basis_of
 from thinwire.collectives.rounds.data_planes.result_store import digest_of
 from thinwire.collectives.rounds.data_planes.transfer_progress import PARTIAL_FRAMES
 from thinwire.collectives.rounds.repair import TIMES

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from kit.outer.session_scene import ALL, ANN, BEN, CAT, FIRST, ME, RUN, Scene, lone_fork
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
-from thinwire.collectives.rounds.data_planes.allgather_payload import room
+from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import room
 from thinwire.collectives.topology.shards import Grid
 from thinwire.swarm.evidence import is_valid, signer
 from thinwire.swarm.messages.registry import (

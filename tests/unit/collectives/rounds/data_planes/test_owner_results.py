@@ -21,7 +21,8 @@ from kit.rounds.round_harness import (
     signature,
 )
 from thinwire.collectives.consensus.proposal import names
-from thinwire.collectives.rounds.data_planes.owner_results import OwnerRecords, audit_data, basis_of
+from thinwire.collectives.rounds.data_planes.owner_records import OwnerRecords, basis_of
+from thinwire.collectives.rounds.data_planes.owner_results import audit_data
 from thinwire.collectives.rounds.data_planes.result_store import Results
 from thinwire.swarm.messages.registry import Commit, Contribution, ResultClaim, ResultRecord
 

@@ -9,7 +9,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.data_planes.allgather_payload import cut_up, pieces, put_together
+from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import cut_up, pieces, put_together
 from thinwire.collectives.state_sync.state_offers import state_digest
 from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid

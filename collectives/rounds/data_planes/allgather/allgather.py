@@ -21,10 +21,10 @@ import blake3
 import msgspec
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import MISSING
-from thinwire.collectives.rounds.data_planes.allgather_payload import room
+from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import room
+from thinwire.collectives.rounds.data_planes.allgather.piece_store import PieceStore
 from thinwire.collectives.rounds.data_planes.contributions import Contributions, Screen
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
-from thinwire.collectives.rounds.data_planes.piece_store import PieceStore
 from thinwire.collectives.rounds.data_planes.result_store import Results
 from thinwire.collectives.topology.bandwidth_shares import MOST
 from thinwire.collectives.topology.piece_requests import SOON, MissingPiece, PieceRequests

@@ -21,8 +21,8 @@ from kit.rounds.round_harness import (
 )
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.proposal import name_of, sound, vote_for
-from thinwire.collectives.rounds.data_planes.allgather import AllGather
-from thinwire.collectives.rounds.data_planes.allgather_payload import EMPTY, cut_up, put_together, room
+from thinwire.collectives.rounds.data_planes.allgather.allgather import AllGather
+from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import EMPTY, cut_up, put_together, room
 from thinwire.collectives.topology.piece_requests import SOON
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.pending_frames import PendingFrames

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import blake3
-from thinwire.collectives.rounds.data_planes.allgather_payload import EMPTY, joined, slot_hashes
+from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import EMPTY, joined, slot_hashes
 from thinwire.collectives.rounds.data_planes.contributions import Contributions
 from thinwire.collectives.rounds.data_planes.result_store import Results
 from thinwire.collectives.topology.relay_plan import PLANS
