@@ -166,7 +166,7 @@ def evaluate(
         context, debug, {"home": home, "data": data, "model": model, "device": device, "threads": threads}
     )
     from thinwire.node.runtime.console import warn
-    from thinwire.node.training.corpus import DEFAULT_DATA
+    from thinwire.node.training.text_source import DEFAULT_DATA
 
     stored = _stored(config, source, homes)
     learner = stored.learner(config, Path(), lambda line: print(line, file=sys.stderr))

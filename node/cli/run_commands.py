@@ -162,7 +162,7 @@ def start(
     if local:
         if config.data is None:
             from thinwire.node.runtime.console import warn
-            from thinwire.node.training.corpus import DEFAULT_DATA
+            from thinwire.node.training.text_source import DEFAULT_DATA
 
             warn(DEFAULT_DATA)
         from thinwire.node.local_swarm.launcher import start_local
@@ -253,7 +253,7 @@ def _log(style: str) -> str:
 def _check_machine(config: Config) -> None:
     """Check the data and device before anything starts."""
     if config.data is not None:
-        from thinwire.node.training.corpus import source_of
+        from thinwire.node.training.text_source import source_of
 
         source, path = config.sources["data"], source_of(config.data).path
         if path is not None and not present(path):

@@ -44,12 +44,13 @@ from thinwire.node.runtime.open_files import check_open_files
 from thinwire.node.runtime.process_lock import hold
 from thinwire.node.runtime.signals import HANGUP, ending
 from thinwire.node.training.batches import Batches
-from thinwire.node.training.corpus import DEFAULT_DATA, Progress
+from thinwire.node.training.corpus import Progress
 from thinwire.node.training.learner import Learner
 from thinwire.node.training.local_learner import Computing, LocalLearner, batches_of, build_learner
 from thinwire.node.training.models.lora import write_config
 from thinwire.node.training.models.tokenizer import load_tokenizer, tokenizer_file
 from thinwire.node.training.models.user_model import check_named, config_file
+from thinwire.node.training.text_source import DEFAULT_DATA
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.invite import Invite
 from thinwire.swarm.identity.regular_file import TOKENIZER, content_of

@@ -12,16 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from thinwire.node.training import corpus as corpus_module
-from thinwire.node.training.corpus import (
-    ABANDONED_SECONDS,
-    STANDARD_LIBRARY_LIMIT,
-    Corpus,
-    Progress,
-    TextSource,
-    open_corpus,
-    source_of,
-)
+from thinwire.node.training.corpus import ABANDONED_SECONDS, Corpus, Progress, open_corpus
 from thinwire.node.training.models.tokenizer import Bytes, DataError
+from thinwire.node.training.text_source import STANDARD_LIBRARY_LIMIT, TextSource, source_of
 
 
 def text_of(corpus: Corpus) -> bytes:
