@@ -1,4 +1,4 @@
-"""Encoding of contributions by CPU kernels or torch, by the device of the model's parameters.
+"""Encoding of contributions by CPU kernels or by torch, depending on the device of the parameters.
 
 Both write the same bytes. The choice is therefore local: no manifest names it, and peers of one round may differ.
 """

@@ -5,7 +5,7 @@
     python -m benchmarks.exchange.reallinks --rtt 80      latency by the switch in user space, below 200 Mbit/s only
     python -m benchmarks.exchange.reallinks --hivemind out/hivemind     beside hivemind, too
 
-hivemind gets a virtual environment of its own at the path given, made when it is not there.
+hivemind runs in a separate virtual environment at the given path, which is created if it is missing.
 
 The bound is the time of the bytes that a peer must send, 2·(N−1)/N of the encoded payload, at the rate of its uplink, plus two
 round trips. The token buckets count Ethernet frames, so headers (66 of 1514 bytes, with time stamps) cost 4.4 % of the rate.

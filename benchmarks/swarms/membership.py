@@ -32,7 +32,7 @@ SIZES = ((10, 1, 15), (64, 2, 3), (256, 8, 1), (1024, 32, 1))
 
 STATED = {10: "13.1 / 13.3 (18.0), 1.2", 64: "21.3 / 22.1 (29.2), 1.5", 256: "27.9 / 28.6 (34.2), 2.4"}
 STATED[1024] = "33.5 / 34.3 (38.4), 3.1"
-"""Figures of the project's specification: as the columns of the table, for WAN."""
+"""Figures of the project's specification for WAN, in the columns of the table."""
 
 
 def main() -> None:
@@ -90,7 +90,7 @@ def detection(
 ) -> tuple[list[float], list[float], float, int]:
     """Crash some of `count` peers; return the seconds until the first peer and 99 % know, and the idle message rate.
 
-    The last figure is the number of deaths that peers announced of healthy ones, from the start until all know.
+    The last figure counts the healthy peers that others announced as dead, from the start until all know of the crashes.
     """
     firsts, lasts, rates, false = list[float](), list[float](), list[float](), 0
     victims = range(3, 3 + 7 * crashed, 7)

@@ -28,7 +28,7 @@ from benchmarks.training.toy import Make, Step, Toy, train
 
 
 def mean_of(vectors: Sequence[Floats]) -> Floats:
-    """Their mean, exactly as the product's codec of whole numbers takes it."""
+    """Return the mean of vectors with equal weights, exactly as the product computes it with the codec fp32."""
     codec, out = registry.dense("fp32"), np.empty_like(vectors[0])
     RULES["mean"](codec, [vector.view(np.uint8).data for vector in vectors], [1.0] * len(vectors), out)
     return out
@@ -107,7 +107,7 @@ def sparse_butterfly(
     beta: float = 0.95,
     denominator: Denominator = "bounded_contributor_mean",
 ) -> Make:
-    """SparseLoCo whose chunks have owners that send a part of each sum, as the product makes it of payloads."""
+    """SparseLoCo with chunk owners, each of which sends a part of its sums, as in the product."""
 
     def make(toy: Toy, layout: Layout) -> Step:
         codec = registry.parse(spec)

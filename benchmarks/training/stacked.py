@@ -76,8 +76,8 @@ class Together:
 class StackedTrainers:
     """Trains one model for each lane, all with the same sizes and the same inner optimizer (AdamW or Muon).
 
-    All corpora have one part, the same one. `autocast`: element type of matrix products. Between two calls of `run_steps`,
-    `download` copies lanes to host memory, where `reader` and `writer` see them; `upload` copies written ones back.
+    All corpora are the same one, which has one part. `autocast`: element type of matrix products. Between two calls of
+    `run_steps`, `download` copies lanes to host memory, where `reader` and `writer` see them; `upload` copies them back.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ class StackedTrainers:
     def _make_optimizers(
         self, names: Mapping[int, str], hidden: Sequence[torch.nn.Parameter]
     ) -> list[torch.optim.Optimizer]:
-        """Return the optimizers that make_optimizer makes for one model. `names`: by parameter of the model."""
+        """Return optimizers like those of `make_optimizer`. `names`: name of each parameter of the model, by its id."""
         config = self.config
         chosen = {names[id(parameter)] for parameter in hidden} if config.optimizer == "muon" else set[str]()
         others = [weight for name, weight in self.weights.items() if name not in chosen]

@@ -52,7 +52,7 @@ def from_half(half: np.uint32) -> np.float32:
 def to_brain(bits: np.uint32) -> np.uint32:
     """Return the bits of the bf16 nearest to a finite float32 given by its bits.
 
-    At most those of the largest finite bf16.
+    Larger values become the largest finite bf16.
     """
     magnitude = np.uint32(bits & np.uint32(0x7FFFFFFF))
     odd = np.uint32((magnitude >> np.uint32(16)) & np.uint32(1))

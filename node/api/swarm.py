@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Swarm:
     """One peer of a run, created by `join`.
 
-    Leave with its `with` block or `leave`; at exit Python calls `leave`.
+    End it with its `with` block or with `leave`; Python calls `leave` at exit.
     """
 
     def __init__(self, background_peer: BackgroundPeer | GroupPeer, *, alone: bool = False) -> None:
@@ -75,7 +75,7 @@ class Swarm:
 
     @property
     def step(self) -> int:
-        """Inner steps of a peer since the run began, by the rounds of the run: a joiner does not start at 0.
+        """Inner steps since the run began, counted by its rounds, so that a joiner does not start at 0.
 
         Learning rate schedules should depend on it, see `SwarmLR`.
         """
@@ -148,18 +148,22 @@ class Swarm:
         All trainable parameters of the model are averaged, a tied one once; frozen ones stay local. Persistent buffers (the
         statistics of BatchNorm) are part of the state, see `model.buffers` in the manifest; others stay local. The model of
         a joiner gets the swarm's parameters and buffers. A checkpoint under this home is resumed, with the state of the
-        optimizer. `batch`: samples of one step (0 or more), the weight of this peer's work in the mean; see
-        `SwarmOptimizer.step`.
-        `method`: the outer method that the loop is written for, if that matters; it must be the manifest's. `on_round`:
-        called with the report of every exchange, in the thread that steps, at the end of the step; its exceptions are
-        raised by `step`, and the next step continues. `loss_of_step`: returns the loss of a step, for display, if a library
-        calls `step` without one; None: unknown.
+        optimizer. Blocks until the swarm's state is here, and for the peers that `join` waits for.
 
-        Blocks until the swarm's state is here, and for the peers that `join` waits for. Raises ManifestMismatch if the swarm
-        trains another model or uses another method; ManifestError if the run's method cannot share the model's buffers;
-        GroupError for models that differ on the ranks of `group`, and for FullyShardedDataParallel (use fully_shard);
-        ValueError for a model that cannot be averaged or does not contain the optimizer's parameters, for a batch
-        that is no whole number or negative, and in a second call; and what `check` raises.
+        - `batch`: samples of one step (0 or more), the weight of this peer's work in the mean; see `SwarmOptimizer.step`.
+        - `method`: the outer method that the loop is written for, if that matters; it must be the manifest's.
+        - `on_round`: called with the report of every exchange, in the thread that steps, at the end of the step. `step`
+          raises its exceptions, and the next step continues.
+        - `loss_of_step`: returns the loss of a step, for display, if a library calls `step` without one; None: unknown.
+
+        Raises
+
+        - ManifestMismatch if the swarm trains another model or uses another method;
+        - ManifestError if the run's method cannot share the model's buffers;
+        - GroupError for models that differ on the ranks of `group`, and for FullyShardedDataParallel (use fully_shard);
+        - ValueError for a model that cannot be averaged or does not contain the optimizer's parameters, for a batch that is
+          negative or no whole number, and in a second call;
+        - and what `check` raises.
         """
         if self._optimizer is not None:
             raise ValueError("this swarm already has a model: one run trains one model")
@@ -272,33 +276,34 @@ class Swarm:
     ) -> Average[Some]:
         """All-reduce the user's own tensors among all present peers that call this too.
 
-        Works with or without a model.
+        Works with or without a model. Blocks, also while the peers that it needs are busy with a round of training.
 
-        `tensors`: a tensor, a numpy array or a number, or a list or a dict of them, all of one element type, of any
-        shape, including empty ones; at most 1 GiB. They are copied at once and never written to; the result has new
-        ones. `op`: "mean" (weighted by the whole number `weight`, which is trusted, up to 2^31), "sum", "min" or "max".
-        Supported:
+        - `tensors`: a tensor, a numpy array or a number, or a list or a dict of them, all of one element type, of any
+          shape, including empty ones; at most 1 GiB. They are copied at once and never written to; the result has new ones.
+        - `op`: "mean", "sum", "min" or "max"; see the table below.
+        - `name`: peers meet by name, and the n-th call with one name meets the n-th call of the others. If counts have
+          diverged after failures or a partition, waiting peers change to the median number. If peers may skip some calls,
+          give each operation a separate name, such as f"eval {swarm.round}".
+        - `codec`: None, exact; or one of a manifest's dense codecs, such as "int8(block=256)" with a quarter of the bytes,
+          for float32, float16 and bfloat16.
+        - `weight`: of this peer's tensors in a mean, a whole number up to 2^31, which the other peers trust.
+        - `least`: with fewer contributors the operation fails. In a partition each side finishes separately: set `least` to
+          prevent that.
+        - `grace`: seconds (None: the manifest's exchange.straggler_timeout) that the operation waits for present peers that
+          have not called. Then it leaves them out; later callers get the result without being in it. A peer that dies in the
+          middle is left out, and the others finish.
+
+        Supported element types:
 
             float64, float32, float16, bfloat16    all four; computed in float64, rounded once
             int64, int32, int16, int8, uint8       sum (exact; wraps at the type's limits as torch does), min, max
             bool                                   min (all), max (any)
 
-        `codec`: None, exact; or one of a manifest's dense codecs, such as "int8(block=256)" with a quarter of the
-        bytes, for float32, float16 and bfloat16. NaN and infinity are processed as in any arithmetic (a codec that
-        cannot represent them raises).
+        NaN and infinity are processed as in any arithmetic (a codec that cannot represent them raises).
 
-        Peers meet by `name`, and for one name the n-th call meets the n-th call of the others. If counts have diverged
-        after failures or a partition, waiting peers change to the median number; but if peers may skip some calls, give
-        each operation a separate name, such as f"eval {swarm.round}". The operation waits `grace` seconds (None: the
-        manifest's exchange.straggler_timeout) for present peers that have not called, then leaves them out; later
-        callers get the result without being in it. A peer that dies in the middle is left out, the others finish. Fewer
-        than `least` contributors are an error. In a partition each side finishes separately: set `least` to prevent
-        that.
-
-        Blocks, also while the peers that it needs are busy with a round of training. Raises AverageError if at least as
-        many peers differ from this one in shapes, element type, op, codec or least as agree with it (with the
-        difference), if peers are too few, or if too many are lost in the middle; ValueError and TypeError for
-        unsupported tensors; and what `check` raises.
+        Raises AverageError if at least as many peers differ from this one in shapes, element type, op, codec or least as
+        agree with it (with the difference), if peers are too few, or if too many are lost in the middle; ValueError and
+        TypeError for unsupported tensors; and what `check` raises.
         """
         pending = self.start_average(tensors, op=op, name=name, codec=codec, weight=weight, least=least, grace=grace)
         try:

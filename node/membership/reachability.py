@@ -79,7 +79,7 @@ class Reachability:
             if not due and changed is not None and sources_of(peers.records(changed)) <= asked_sources:
                 continue  # No peer of another subnet has joined.
             others = peers.others
-            # Each time it begins with other peers, so that no few of them can answer for good.
+            # Each time other peers are asked first, so that a few peers cannot decide for ever.
             first = turn * MOST % max(1, len(others))
             contacts = chosen(peers.records([*others[first:], *others[:first]]))
             if contacts and (due or not asked.issuperset(contacts)):
@@ -92,7 +92,7 @@ class Reachability:
                     at = self._now() + RETRY_SECONDS
 
     def map(self, address: str) -> None:
-        """Announce an address at which the router forwards to our gate; "": it does not any more."""
+        """Announce an address at which the router forwards to our gate; "": there is none any more."""
         self._mapped = (address,) if address else ()
         self._announce()
 

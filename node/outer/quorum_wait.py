@@ -28,7 +28,7 @@ class QuorumWait:
         """Time of a call of `recover`."""
 
     def begin(self, since: float) -> None:
-        """Note that no quorum is here, unless that is known."""
+        """Note that no quorum is here, unless this is known already."""
         if self.since is None:
             self.since = since
             self.begun.set()
@@ -45,7 +45,7 @@ class QuorumWait:
 
     @property
     def until(self) -> float | None:
-        """Time at which this peer begins to found a lineage; None: not at all, as things are."""
+        """Time at which this peer begins to found a lineage; None if it will not, as things stand."""
         if self.since is not None and self._ended_by_hand is None:
             longest = max(self._orphan, PATIENCES * self._current().agreement.terms.patience)
             return self.since + longest if self._orphan else None

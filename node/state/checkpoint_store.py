@@ -2,8 +2,8 @@
 
 A checkpoint is a directory: one safetensors file per fragment (slow weights and outer momentum, equal on all peers),
 one for this peer's private state, and a signed manifest with the hash of each. It is written under another name,
-synced, and renamed; nothing is changed in place. As it is described by fragments, it loads into any division of the
-model.
+synced, and renamed; nothing is changed in place. Its files are described by fragments, so it loads into any division
+of the model.
 """
 
 from __future__ import annotations

@@ -33,8 +33,9 @@ class ExportError(NoModelError):
 def export(model: StoredModel, out: Path, format: str, config: Config, *, force: bool = False) -> None:
     """Write the weights of a model to `out` and print a description to stdout. Raises ExportError.
 
-    An earlier export is replaced in one step, other files and those of a folder only with `force`. config: names the base of an
-    adapter that is to be merged; merging raises the errors of `StoredModel.model`.
+    An earlier export is replaced in one step. Other files, and files in a folder, are replaced only with `force`.
+
+    - `config`: names the base into which an adapter is merged; merging raises the errors of `StoredModel.model`.
     """
     if format not in FORMATS:
         raise ExportError(f"unknown format {format!r}", f"choose one of: {', '.join(FORMATS)}")

@@ -20,7 +20,7 @@ from thinwire.swarm.messages.registry import Commit, PeerId
 from thinwire.swarm.method_specs.noloco import NoLoCo
 
 MADE = 1000
-"""Number of states of each peer, far more rounds than its checkpoints are old."""
+"""Number of stored states of each peer: far more than the rounds since its oldest checkpoint."""
 
 STEPS = 2
 """Number of stored steps for each honest peer, of groups that have not reported in full yet."""
@@ -65,7 +65,7 @@ class GossipInvariants:
     def installed(self, index: int, round: int, state: Floats, residual: Floats, *, lost: bool) -> None:
         """Check the residual of a state that a process did not compute.
 
-        A state that the peer has made before is from a checkpoint, which has the residual; with other states it is zero.
+        A state that the peer has made before is from a checkpoint, which has the residual; any other state has the residual 0.
         `lost`: the residual may be lost, because another peer sent the state or a fault may have damaged the disk.
         """
         if index not in self._honest.values():

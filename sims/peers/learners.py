@@ -84,10 +84,12 @@ def _noise(seed: int | tuple[int, ...], size: int) -> Floats:
 class LearnerProbe:
     """Data of a learner that invariants need.
 
-    `firsts`: first parameter of each part that contributions are about; `reading`: the last of them that was read.
-    `on_encode`: called with all parameters, which it may not store, whenever they are read for a contribution, and with
-    the tokens of the steps that may have gone into it: those since this part was last set, or with `overlaps` since it
-    was read for what set it. `draws`: samples of the steps since all parameters were set, if known.
+    - `firsts`: first parameter of each part that contributions are about.
+    - `reading`: the last of `firsts` that was read.
+    - `on_encode`: called whenever parameters are read for a contribution, with all parameters, which it may not store, and
+      with the tokens of the steps that may have gone into the contribution: those since its part was last set or, with
+      `overlaps`, those since its part was read for the contribution before.
+    - `draws`: samples of the steps since all parameters were set, if known.
     """
 
     def __init__(self) -> None:

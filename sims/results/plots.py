@@ -117,7 +117,7 @@ def _bytes(axes: Axes, scenario: Scenario, journal: Journal) -> None:
 def _utilisation(axes: Axes, scenario: Scenario, journal: Journal) -> None:
     commits = list(committed(journal).values())
     usual = quantile([b - a for a, b in zip(commits, commits[1:], strict=False)], 0.5) or 0.0
-    # Over less than a round it would be all or nothing.
+    # In a window shorter than a round, a peer would be fully busy or idle.
     window = max(usual, 2 * scenario.interval)
     _band(axes, [(at, [100 * part for part in parts]) for at, parts in _smooth(busy_parts(journal), window) if parts])
     axes.set(

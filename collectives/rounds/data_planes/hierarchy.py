@@ -38,7 +38,7 @@ class Hierarchy(Butterfly):
     `groups`: running norm of the subtotals by chunk, stored by the caller. The other arguments are those of Butterfly.
     """
 
-    # A relay gets contributions only from its own cluster, an owner one subtotal of each, others results from their relays.
+    # A relay gets contributions from its own cluster only, an owner one subtotal of each cluster, other peers only results.
     compares_peers: ClassVar[bool] = False
     # A peer that itself waits for others gets the time to name them.
     complaint_patiences: ClassVar[Mapping[str, float]] = {UNSUMMED: 2, "result missing": 3}
@@ -48,8 +48,8 @@ class Hierarchy(Butterfly):
     ) -> None:
         super().__init__(agreement, reducer, grid, **butterfly)
         self._routes: Routes | None = None
-        # By the name of the contributions in them, so that they outlive a ballot from which other peers are missing. If two
-        # clusters differ much, neither is the outlier: the larger norm is remembered.
+        # Stored by the name of their contributions, so that they count in a ballot from which other contributors are missing.
+        # If two clusters differ much, neither is the outlier: the larger norm is remembered.
         self._subtotals = Contributions(self._reducer, self.grid, groups, median_high)
         self._given: dict[tuple[Digest, int], PeerId] = {}
         """Relay that sent us the subtotal of a cluster, by name and chunk."""
@@ -142,7 +142,7 @@ class Hierarchy(Butterfly):
     def _compute_subtotal(self, cluster: Cluster, index: int) -> bool:
         """Compute the subtotal of a cluster that we collect once its inputs are here.
 
-        Return True if it is there.
+        Return True if the subtotal is there.
         """
         name = (cluster.name, 0)
         if self._subtotals.has(name, index):
@@ -198,7 +198,7 @@ class Hierarchy(Butterfly):
         self._send_result(proposal, index, self._result_receivers(proposal, index))
 
     def _accuse_sources(self, routes: Routes, number: int, index: int) -> None:
-        """Accuse those that made a subtotal too long: the contributors if we collected them, else the relay."""
+        """Accuse the cause of too long a subtotal: the contributors if we collected them, else the relay."""
         collector, cluster = routes.collector(number, index), routes.clusters[number]
         if collector == self.me:
             for entry in cluster.entries:

@@ -1,11 +1,10 @@
 """Order of frames that share the uplink: frames of rounds first, then state for joiners.
 
 State waits while frames of a round wait, to any peer. At other times it gets 1/PART of the uplink, with a pause after each
-frame, so that the first frame of a round waits for at most one frame of state. Usually it waits for none: a frame of state
-is sent without waiting longer only if it can leave before this peer's next contribution, which is expected after as many
-seconds of training as in the last round. At least 1/PART of all bytes are state, so that a joiner makes progress in a swarm
-that always exchanges. And state does not wait for frames that make no progress: a peer that takes no data delays no other
-peer.
+frame, so that the first frame of a round waits for at most one frame of state. Usually it waits for none, because a frame of
+state is sent only if it can leave before this peer's next contribution. That contribution is expected after as many seconds of
+training as in the last round. At least 1/PART of all bytes are state, so that a joiner makes progress in a swarm that always
+exchanges. And state does not wait for frames that make no progress: a peer that takes no data delays no other peer.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class SendPriority:
     def __init__(self, handed: Callable[[], None] = lambda: None, uplink: Callable[[], int] = lambda: 0) -> None:
         self.urgent = 0
         self.paced = 0
-        """Bytes of state after which there was a pause: they show no rate of the uplink."""
+        """Bytes of state that were followed by pauses, so that they do not show the rate of the uplink."""
         self.hurried: set[Reader] = set()
         """Readers without pauses."""
         self._handed, self._uplink = handed, uplink
@@ -73,7 +72,7 @@ class SendPriority:
         self._handed()
 
     def drop(self, count: int) -> None:
-        """Count out frames of rounds that will not be sent."""
+        """Count fewer waiting frames of rounds: these will not be sent."""
         self.urgent -= count
         self._change.set()
 

@@ -13,16 +13,17 @@ MOST_OFFSETS = 64
 """Most offsets in a report."""
 
 PROMPT = 2 << 20
-"""Bytes that may be used again from which they are reported at once."""
+"""Least number of released bytes that are reported at once."""
 
 DELAY = 0.005
-"""Seconds after which they are reported in any case."""
+"""Seconds after which fewer released bytes are reported, too."""
 
 
 class Places:
     """Offsets of all payloads that the other side may not overwrite.
 
-    size: bytes of its region. report: sends it at most MOST_OFFSETS offsets that it may use again.
+    - `size`: bytes of the region of the other side.
+    - `report`: sends the other side at most MOST_OFFSETS offsets that it may use again.
     """
 
     def __init__(self, size: int, report: Callable[[list[int]], None]) -> None:
@@ -30,7 +31,7 @@ class Places:
         self._loop = asyncio.get_running_loop()
         self._held: dict[int, int] = {}  # bytes of whole pages by offset
         self._occupied = 0
-        """Bytes of these."""
+        """Bytes of all these pages."""
         self._released: deque[int] = deque()  # offsets that any thread has added
         self._free: list[int] = []  # offsets to report, in all `_bytes_free` bytes of whole pages
         self._bytes_free = 0
@@ -42,8 +43,8 @@ class Places:
     def take(self, offset: int, size: int) -> None:
         """Note a payload that has arrived.
 
-        Raises ValueError if it is not inside the region, begins where another one does, or all have more bytes than the
-        region.
+        Raises ValueError if it is not inside the region, begins where another one does, or the payloads together have more
+        bytes than the region.
         """
         if size > self._size - offset:
             raise ValueError(f"{size} bytes at {offset} of {self._size} bytes of shared memory")

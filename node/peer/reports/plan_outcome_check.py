@@ -45,7 +45,7 @@ class PlanCheck:
     """Plan and outcome of one process.
 
     The plan is that of `thinwire plan`, for the peers that are here, their speeds, the rates that they announce and the
-    round-trip times to them. So a difference shows what such a plan leaves out, and no error of an assumption.
+    round-trip times to them. So a difference comes from what such a plan leaves out, not from a wrong assumption.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class PlanCheck:
 
 
 def _machines(peers: Sequence[PeerFacts], outcome: RunOutcome, *, balanced: bool) -> tuple[PeerMachine, ...]:
-    """Return the peers of a plan; the first one is this one, whose inner step is known.
+    """Return the peers of a plan, this peer first, whose inner step is known.
 
     The step of another peer takes longer in the ratio of the tokens per second, unless peers make as many steps as fit
     (`balanced`).
@@ -114,7 +114,7 @@ def _machines(peers: Sequence[PeerFacts], outcome: RunOutcome, *, balanced: bool
 
 
 def _width(manifest: Manifest, parameters: int) -> int:
-    """Return the width of the model, or that of a transformer with so many parameters."""
+    """Return the width of the model, or of a transformer with as many parameters."""
     if manifest.model.kind == "transformer":
         return manifest.model.width
     return max(1, round(math.sqrt(parameters / 12 / LAYERS)))

@@ -13,19 +13,28 @@ from thinwire.collectives.transport.shared_memory.local_sockets import SharedLim
 class Limits:
     """Limits in seconds, bytes and counts, with production defaults.
 
-    - `handshake`: how long a connection may stay unauthenticated. `knock`: how long a stranger waits for a gate's answer.
-    - `hold`: how long a gate delays a Hello for our own dial to the same peer. `young`: a younger link is not replaced.
+    - `handshake`: how long a connection may stay unauthenticated.
+    - `knock`: how long a stranger waits for a gate's answer.
+    - `hold`: how long a gate delays a Hello while we dial the same peer.
+    - `young`: age up to which a link is not replaced.
     - `heartbeat`, `silence`: how often to probe a quiet control connection, and after how long without an answer it is lost.
-    - `stall`: how long a peer may take none of the data sent to it. `rate` (bytes/s), over `rate_window`: the least speed of
-      a record once it has begun; silence between records is allowed.
-    - `visits`: concurrent connections at the gate; `half_open`: unauthenticated bulk connections; `slots`: offered links that
-      were not taken yet. `address_*`, `key_*`: token buckets of new connections per source address and per transport key.
-      `visit_*`: token bucket of all visits at the gate that begin a handshake, half a millisecond of a core each;
-      `network_*`: of the visits of a network that may use its last half.
-    - `receive_queue`: bytes received and not yet taken by `recv`; `window`: bytes of one unfinished control message.
-    - `returned`: concurrent visits in return; `ballast_*`: token bucket of answers with ballast.
+    - `stall`: how long a peer may take none of the data sent to it.
+    - `rate` (bytes/s), `rate_window`: least speed of a record once it has begun, and the time over which it is measured;
+      silence between records is allowed.
+    - `visits`: concurrent connections at the gate.
+    - `half_open`: unauthenticated bulk connections.
+    - `slots`: offered links that were not taken yet.
+    - `address_*`, `key_*`: token buckets of new connections for each source address and for each transport key.
+    - `visit_*`: token bucket of all visits at the gate that begin a handshake, which costs half a millisecond of a core.
+    - `network_*`: token bucket of the visits of one network. A network that has emptied it cannot use the last half of the
+      bucket of all visits.
+    - `receive_queue`: bytes received and not yet taken by `recv`.
+    - `window`: bytes of one unfinished control message.
+    - `returned`: concurrent visits of ours to the gates of visitors, to test their addresses.
+    - `ballast_*`: token bucket of answers with ballast, by which a visitor measures its downlink.
     - `circuits`, `shared`, `frames`: see CircuitLimits, SharedLimits and FrameLimits.
-    - `retry_first`, `retry_last`: bounds of the jittered back-off between dials. `peers`: records stored.
+    - `retry_first`, `retry_last`: bounds of the jittered back-off between dials.
+    - `peers`: stored records.
     """
 
     handshake: float = 5.0
@@ -65,7 +74,7 @@ class Limits:
 class Retry:
     """Back-off of dials to one peer.
 
-    `at` is the earliest next dial (monotonic seconds), `pause` the last wait before jitter, `reason` of the last failure.
+    `at` is the earliest next dial (monotonic seconds), `pause` the last wait before jitter, `reason` that of the last failure.
     """
 
     at: float = 0.0
