@@ -16,7 +16,7 @@ from thinwire.collectives.state_sync.state_sync import FetchedState, OtherModelS
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.progress_claims import ProgressClaims
 from thinwire.node.outer.session import FragmentRounds
-from thinwire.node.outer.state_server import StateServer
+from thinwire.node.outer.state_transfer.state_fetcher import StateFetcher
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.swarm.lineage import lineage_of, prevails
 from thinwire.swarm.messages.registry import Ask, PeerId
@@ -36,7 +36,7 @@ class CatchUp:
     def __init__(
         self,
         rounds: FragmentRounds,
-        states: StateServer,
+        fetcher: StateFetcher,
         *,
         factory: RoundFactory,
         lineages: Lineages,
@@ -52,12 +52,8 @@ class CatchUp:
         """True if most of the other live members claimed to be past the round in progress when it began here."""
         presence = rounds.presence
         self._claims, self._now = ProgressClaims(rounds.now), rounds.now
-        self._replica, self._states, self._round_factory, self._current = (
-            rounds.replica,
-            states,
-            factory,
-            rounds.current,
-        )
+        self.fetcher = fetcher
+        self._replica, self._round_factory, self._current = rounds.replica, factory, rounds.current
         self._roster, self._live, self._send_queue = presence.roster, presence.live, presence.send_queue
         self._me, self._fragment = presence.roster.record.peer_id, rounds.fragment
         self._lineages, self._turn, self._failed = lineages, turn, 0
@@ -72,7 +68,7 @@ class CatchUp:
     @property
     def alone(self) -> bool:
         """True if no peer offered a state at the last attempt: the reachable peers, if any, are no swarm."""
-        return not self._states.offers
+        return not self.fetcher.offers
 
     @property
     def newest(self) -> bool:
@@ -85,7 +81,7 @@ class CatchUp:
         vote. So if the silent members are no quorum, no peer is further. The only member needs no answer of another one. A
         joiner that a later round admitted is no exception, because that round would have needed our vote, too.
         """
-        replica, agreement, offers = self._replica, self._current().agreement, self._states.offers
+        replica, agreement, offers = self._replica, self._current().agreement, self.fetcher.offers
         older = {peer for peer, one in offers.items() if one.lineage == replica.lineage and one.round <= replica.round}
         voted = self._me not in replica.members or not agreement.voter or agreement.acceptor.voted is not None
         if voted or not offers or len(older) < len(offers):
@@ -109,7 +105,8 @@ class CatchUp:
     def begin(self) -> list[PeerId]:
         """Begin a round; return the peers to ask how it ended."""
         self.behind.clear()
-        self._states.forget(*self._states.without)
+        self.fetcher.reset()
+        self.fetcher.forget(*self.fetcher.without)
         self._outdated, self._proved_since = False, None
         further = self._claims.begin(self._current().round)
         self.began_late = self.claimed_over
@@ -177,7 +174,7 @@ class CatchUp:
     async def copy(self, work: Work, below: int) -> FetchedState | None:
         """Fetch the newest available copy of a state of a round before `below`."""
         patience = self._round_factory.patience
-        fetched = await self._states.fetch(self._live, work, patience=patience, accept=self._proves, copy_below=below)
+        fetched = await self.fetcher.fetch(self._live, work, patience=patience, accept=self._proves, copy_below=below)
         return fetched if isinstance(fetched, FetchedState) else None
 
     async def newer(self, work: Work) -> FetchedState | None:
@@ -190,7 +187,7 @@ class CatchUp:
         behind, replica, patience = self.behind.is_set(), self._replica, self._round_factory.patience
         follows = not behind and not self._current().agreement.diverged
         self.behind.clear()
-        fetched = await self._states.fetch(
+        fetched = await self.fetcher.fetch(
             self._live,
             work,
             patience=patience,

@@ -8,9 +8,10 @@ from thinwire.collectives.transport.pending_frames import PendingFrames
 from thinwire.node.outer.catch_up import CatchUp
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.own_lineage import OwnLineage
-from thinwire.node.outer.round_history import RoundHistory
 from thinwire.node.outer.session import FragmentRounds
-from thinwire.node.outer.state_server import STATE, StateServer
+from thinwire.node.outer.state_transfer.round_history import RoundHistory
+from thinwire.node.outer.state_transfer.state_fetcher import ANSWERS
+from thinwire.node.outer.state_transfer.state_server import QUESTIONS, StateServer
 from thinwire.node.outer.verification.verification import Verification
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
@@ -74,6 +75,7 @@ class FrameRouter:
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
         self._states.on_link_down(peer)
+        self._catch_up.fetcher.on_link_down(peer)
         self._history.done(peer)
         self._catch_up.on_link_down(peer, gone=gone)
         self._announced.pop(peer, None)
@@ -85,8 +87,10 @@ class FrameRouter:
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
         message = frame.message
         self._send_queue.sample_bandwidth()
-        if isinstance(message, STATE):
+        if isinstance(message, QUESTIONS):
             self._states.on_frame(peer, frame)
+        elif isinstance(message, ANSWERS):
+            self._catch_up.fetcher.on_frame(peer, frame)
         elif isinstance(message, Behind):
             self._catch_up.claimed(peer, message.round)
             current = self._current()
@@ -108,6 +112,7 @@ class FrameRouter:
         self._current().tick()
         self._history.pump()
         self.prune()
+        self._catch_up.fetcher.on_tick()
         self._states.on_tick()
         self._catch_up.look()
         if not self._states.held:

@@ -9,7 +9,7 @@ from thinwire.collectives.state_sync.state_offers import ReceivedChains
 from thinwire.compression.core.types import Buffer
 from thinwire.node.outer.quorum_wait import QuorumWait
 from thinwire.node.outer.session import FragmentRounds
-from thinwire.node.outer.state_server import StateServer
+from thinwire.node.outer.state_transfer.state_server import StateServer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.lineage import (
     descends,

@@ -340,7 +340,7 @@ class OuterLoop(ReplicaLoop):
         return fetched is not None
 
     async def _take_over(self, fetched: FetchedState, *, write: bool = True) -> None:
-        await self.session.states.install(self.work, fetched)
+        await self.session.catch_up.fetcher.install(self.work, fetched)
         if write:
             await self.adopt()
         else:

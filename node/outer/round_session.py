@@ -1,8 +1,9 @@
 """Session of rounds with agreement, one after the other.
 
 Everything runs on the event loop. The session averages encoded chunks for `OuterLoop` and does not know the model. Its parts
-start a round (`round_starter`), route what arrives (`frame_router`), store past rounds (`round_history`), serve and fetch the
-state (`state_server`), decide when to fetch it (`catch_up`), compare lineages (`lineages`) and found them (`own_lineage`).
+start a round (`round_starter`), route what arrives (`frame_router`), store past rounds (`round_history`), serve the state
+(`state_server`), decide when to fetch another (`catch_up`) and fetch it (`state_fetcher`), compare lineages (`lineages`) and
+found them (`own_lineage`).
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from thinwire.node.outer.frame_router import FrameRouter
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.own_lineage import OwnLineage, continue_alone, report
 from thinwire.node.outer.quorum_wait import QuorumWait
-from thinwire.node.outer.round_history import RoundHistory
 from thinwire.node.outer.round_starter import RoundStarter
 from thinwire.node.outer.session import FragmentRounds, ReplicaSession, SessionContext
-from thinwire.node.outer.state_server import StateServer
+from thinwire.node.outer.state_transfer.round_history import RoundHistory
+from thinwire.node.outer.state_transfer.state_fetcher import StateFetcher
+from thinwire.node.outer.state_transfer.state_server import StateServer
 from thinwire.node.runtime.asyncio_extra import Result, Work
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
@@ -96,7 +98,9 @@ class RoundSession(ReplicaSession):
             founder=b"" if self._staged else context.founder,
         )
         self.own_lineage = self._own_lineage(rounds)
-        self.catch_up: CatchUp = CatchUp(rounds, self.states, factory=self.factory, lineages=self.lineages, turn=turn)
+        self.catch_up: CatchUp = CatchUp(
+            rounds, self._state_fetcher(), factory=self.factory, lineages=self.lineages, turn=turn
+        )
         self._router = self._frame_router(rounds)
         # If the clock was set back, the stored highest number of this life is higher.
         self.current = self.starter.start(max(self.roster.record.first_attempt, self.votes.numbers))
@@ -125,11 +129,21 @@ class RoundSession(ReplicaSession):
             self._now,
             entered=entered,
             fragment=self.fragment,
-            emit=self._emit,
             report=self.report,
             history=self.history,
-            chains=self.chains,
             paced=not self._staged,
+        )
+
+    def _state_fetcher(self) -> StateFetcher:
+        return StateFetcher(
+            self.replica,
+            self.states,
+            self._send_queue,
+            self._now,
+            fragment=self.fragment,
+            emit=self._emit,
+            report=self.report,
+            chains=self.chains,
         )
 
     def _own_lineage(self, rounds: FragmentRounds) -> OwnLineage:

@@ -14,7 +14,8 @@ from thinwire.collectives.state_sync.state_sync import FetchedState, OtherModelS
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.topology.shards import Grid
 from thinwire.node.membership.presence import Presence
-from thinwire.node.outer.state_server import StateServer
+from thinwire.node.outer.state_transfer.state_fetcher import StateFetcher
+from thinwire.node.outer.state_transfer.state_server import StateServer
 from thinwire.node.runtime.asyncio_extra import Result, Work
 from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
@@ -134,6 +135,9 @@ class StateCatchUp(Protocol):
 
     foreign: OtherModelState | None
     """The mismatch, if the asked peers train another model."""
+
+    fetcher: StateFetcher
+    """Client that fetches the newer state."""
 
     @property
     def alone(self) -> bool:

@@ -123,7 +123,7 @@ class KnownPeers:
         session = peer_session.sessions[fragment]
         assert isinstance(session, RoundSession)  # GossipLoop does not call this.
         me = session.me
-        if not set(session.roster.peers.view.peers) - {me} <= set(session.states.without):
+        if not set(session.roster.peers.view.peers) - {me} <= set(session.catch_up.fetcher.without):
             return False  # A possible holder has not answered that it has no state, and may be rounds ahead.
 
         await session.continue_alone(work)

@@ -66,11 +66,11 @@ def transfers(peer: Peer) -> tuple[StateTransfer, ...]:
             bytes=one.nbytes,
             here=one.here,
             sources=tuple(source.hex() for source in one.sources),
-            seconds=session.states.progress.seconds,
-            silence=session.states.progress.silence,
+            seconds=session.catch_up.fetcher.progress.seconds,
+            silence=session.catch_up.fetcher.progress.silence,
         )
         for number, session in sorted(peer.session.sessions.items())
-        if (one := session.states.progress.transfer) is not None
+        if (one := session.catch_up.fetcher.progress.transfer) is not None
     )
 
 
@@ -78,12 +78,13 @@ def fetching(peer: Peer) -> str:
     """Return the transfers of states to a peer, and the waits for them, as text; empty if there is none."""
     texts = []
     for session in peer.session.sessions.values():
-        if (one := session.states.progress.transfer) is not None:
+        progress = session.catch_up.fetcher.progress
+        if (one := progress.transfer) is not None:
             parts = f"{bytes_text(one.here)} of {bytes_text(one.nbytes)} of the state of round {one.round}"
             count = len(one.sources)
-            text = f"{parts} from {count} peer{'' if count == 1 else 's'}, for {session.states.progress.seconds:.0f} s"
-            texts.append(", ".join(filter(None, (text, session.states.progress.waits))))
-        elif text := session.states.progress.search:
+            text = f"{parts} from {count} peer{'' if count == 1 else 's'}, for {progress.seconds:.0f} s"
+            texts.append(", ".join(filter(None, (text, progress.waits))))
+        elif text := progress.search:
             texts.append(f"waits {text}")
     return " · ".join(texts)
 

@@ -17,7 +17,7 @@ from thinwire.node.methods.fragments.fragment_replicas import FragmentReplicas, 
 from thinwire.node.methods.fragments.standby_copy import StandbyCopy
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.outer.session import Session, SessionContext
-from thinwire.node.outer.state_server import SIDE_BY_SIDE, STATE
+from thinwire.node.outer.state_transfer.state_server import SIDE_BY_SIDE
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import Decline, PeerId, Prepare, Proposal, Ready, StateAsk, StateOffer
 from thinwire.swarm.method_specs.streaming import MAX_SEPARATE
@@ -137,7 +137,7 @@ class FragmentSessions(Session):
                 if times.get(peer, (0, 0.0))[0] < message.round:
                     times[peer] = message.round, self.now()
             session.on_frame(peer, frame)
-        elif copy is not None and (message.copy if isinstance(message, StateAsk) else isinstance(message, STATE)):
+        elif copy is not None and copy.takes(message):
             copy.on_frame(peer, frame)
         elif isinstance(message, StateAsk):
             if self._send_queue.requested(peer, StateOffer) <= MAX_SEPARATE:

@@ -9,14 +9,15 @@ from thinwire.collectives.state_sync.state_offers import Offered, ReceivedChains
 from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.node.methods.fragments.fragment_replicas import FragmentReplica
-from thinwire.node.outer.state_server import StateServer
+from thinwire.node.outer.state_transfer.state_fetcher import ANSWERS, StateFetcher
+from thinwire.node.outer.state_transfer.state_server import QUESTIONS, StateServer
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.messages.registry import PeerId
+from thinwire.swarm.messages.registry import Message, PeerId, StateAsk
 
 
 class StandbyCopy:
-    """State that changes only when it is fetched. chains: see StateServer.
+    """State that changes only when it is fetched. chains: see StateFetcher.
 
     It may be older than that of the holders, so it is offered only to peers that ask for copies.
     """
@@ -25,9 +26,9 @@ class StandbyCopy:
         self, fragment: FragmentReplica, send_queue: SendQueue, now: Callable[[], float], chains: ReceivedChains
     ) -> None:
         self.fragment = fragment
-        self._server = StateServer(
-            fragment.replica, send_queue, now, entered=False, fragment=fragment.number, chains=chains, paced=False
-        )
+        replica, number = fragment.replica, fragment.number
+        self._server = StateServer(replica, send_queue, now, entered=False, fragment=number, paced=False)
+        self._fetcher = StateFetcher(replica, self._server, send_queue, now, fragment=number, chains=chains)
 
     @property
     def held(self) -> bool:
@@ -48,18 +49,28 @@ class StandbyCopy:
                 return False
             return matches(offered.offer, (yield from offered.received.prove(lambda fork: True)))
 
-        fetched = await self._server.fetch(peers, work, patience=patience, accept=accept)
+        fetched = await self._fetcher.fetch(peers, work, patience=patience, accept=accept)
         if not isinstance(fetched, FetchedState):
             return False
-        await self._server.install(work, fetched)
+        await self._fetcher.install(work, fetched)
         self._server.resume()
         return True
 
+    @staticmethod
+    def takes(message: Message) -> bool:
+        """Return whether a message is for the copy: only peers that ask for copies get it."""
+        return message.copy if isinstance(message, StateAsk) else isinstance(message, (*QUESTIONS, *ANSWERS))
+
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
-        self._server.on_frame(peer, frame)
+        if isinstance(frame.message, ANSWERS):
+            self._fetcher.on_frame(peer, frame)
+        else:
+            self._server.on_frame(peer, frame)
 
     def on_link_down(self, peer: PeerId) -> None:
         self._server.on_link_down(peer)
+        self._fetcher.on_link_down(peer)
 
     def on_tick(self) -> None:
+        self._fetcher.on_tick()
         self._server.on_tick()

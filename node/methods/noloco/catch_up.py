@@ -8,7 +8,7 @@ from thinwire.collectives.blocking_work import JobPart
 from thinwire.collectives.state_sync.state_offers import Offered
 from thinwire.collectives.state_sync.state_sync import FetchedState, OtherModelState
 from thinwire.node.methods.noloco.progress_poll import far_ahead
-from thinwire.node.outer.state_server import StateServer
+from thinwire.node.outer.state_transfer.state_fetcher import StateFetcher
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.messages.registry import PeerId
@@ -22,7 +22,7 @@ class GossipCatchUp:
     def __init__(
         self,
         replica: Replica,
-        states: StateServer,
+        fetcher: StateFetcher,
         *,
         draw: Callable[[], Sequence[PeerId]],
         patience: Callable[[], float],
@@ -31,7 +31,8 @@ class GossipCatchUp:
         """Round of most peers, if it is so far ahead or behind that a state must be fetched."""
         self.foreign: OtherModelState | None = None
         """The mismatch, if the asked peers train another model."""
-        self._replica, self._states, self._draw, self._patience = replica, states, draw, patience
+        self.fetcher = fetcher
+        self._replica, self._draw, self._patience = replica, draw, patience
         self._offered = False
 
     @property
@@ -57,8 +58,8 @@ class GossipCatchUp:
             return offered.offer.round >= ours + (ours > 0 or reached is not None)
 
         for peer in self._draw():
-            fetched = await self._states.fetch([peer], work, patience=self._patience(), accept=accept)
-            self._offered |= bool(self._states.offers)
+            fetched = await self.fetcher.fetch([peer], work, patience=self._patience(), accept=accept)
+            self._offered |= bool(self.fetcher.offers)
             if isinstance(fetched, OtherModelState):
                 foreign = fetched
             elif isinstance(fetched, FetchedState):

@@ -30,7 +30,8 @@ from thinwire.node.methods.noloco.partner_wait import PartnerWait
 from thinwire.node.methods.noloco.progress_poll import ASKED, ProgressPoll, far_ahead
 from thinwire.node.methods.noloco.replica import GossipReplica
 from thinwire.node.outer.session import ReplicaSession, SessionContext
-from thinwire.node.outer.state_server import STATE, StateServer
+from thinwire.node.outer.state_transfer.state_fetcher import ANSWERS, StateFetcher
+from thinwire.node.outer.state_transfer.state_server import QUESTIONS, StateServer
 from thinwire.node.runtime.asyncio_extra import Result, Work
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import short
@@ -70,13 +71,20 @@ class GossipSession(ReplicaSession):
             presence.send_queue,
             now,
             entered=self._entered,
+            report=self.report,
+            paced=False,
+        )
+        fetcher = StateFetcher(
+            replica,
+            self.states,
+            presence.send_queue,
+            now,
             emit=context.emit,
             report=self.report,
             chains=ReceivedChains(unchecked),
-            paced=False,
         )
         self.catch_up = GossipCatchUp(
-            replica, self.states, draw=lambda: self._draw_peers(SOURCES), patience=lambda: self.patience
+            replica, fetcher, draw=lambda: self._draw_peers(SOURCES), patience=lambda: self.patience
         )
         outer, exchange = manifest.outer, manifest.exchange
         self._plan = blake3.blake3(
@@ -187,6 +195,7 @@ class GossipSession(ReplicaSession):
         self.current = self._next_round(done.attempt + 1 if repeats else self._first_attempt)
         self._send_queue.begin(self.current.round)
         self.roster.progress = self.replica.round
+        self.catch_up.fetcher.reset()
         self.states.resume()
         for peer in self._early.peers:
             self._process_early(peer)
@@ -239,6 +248,7 @@ class GossipSession(ReplicaSession):
 
     def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
         self.states.on_link_down(peer)
+        self.catch_up.fetcher.on_link_down(peer)
         self._early.drop(peer)
         self._poll.on_link_down(peer)
         self._peers_with_state.discard(peer)
@@ -251,8 +261,10 @@ class GossipSession(ReplicaSession):
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
         message = frame.message
-        if isinstance(message, STATE):
+        if isinstance(message, QUESTIONS):
             self.states.on_frame(peer, frame)
+        elif isinstance(message, ANSWERS):
+            self.catch_up.fetcher.on_frame(peer, frame)
         elif isinstance(message, Behind):
             self._on_claimed_round(peer, message.round)
         elif isinstance(message, Ask):
@@ -270,6 +282,7 @@ class GossipSession(ReplicaSession):
             current.tick()
         elif current.posted and self._entered:
             self._choose_partners()
+        self.catch_up.fetcher.on_tick()
         self.states.on_tick()
         if self._poll.due:
             self._end_poll()
@@ -356,4 +369,4 @@ class GossipSession(ReplicaSession):
     async def install(self, fetched: FetchedState, work: Work) -> None:
         """Install a fetched state in the replica; `advance` follows."""
         self.presence.wake()
-        await self.states.install(work, fetched)
+        await self.catch_up.fetcher.install(work, fetched)

@@ -49,10 +49,10 @@ class StageRecovery:
         fragments = self._peer.fragments
         session = fragments.sessions[stage]
         me = self._peer.identity.peer_id
-        if not holders(self._peer, stage) - {me} <= set(session.states.without):
+        if not holders(self._peer, stage) - {me} <= set(session.catch_up.fetcher.without):
             return False  # A possible holder has not yet answered that it has no state.
         permit = await self._arbiter.ask(stage, session.patience)
-        if permit is None or not set(permit.others) - {me} <= set(session.states.without):
+        if permit is None or not set(permit.others) - {me} <= set(session.catch_up.fetcher.without):
             return False
         own = session.replica.round
         fetched = await session.catch_up.copy(self._work, below=permit.round)

@@ -121,7 +121,7 @@ def accepting(accepts: Callable[[StateOffer, Chain], bool]) -> Accept:
 
 
 def opened(frame: Frame) -> Offered | Frame:
-    """Return an offer as StateServer passes it on; other frames, and invalid offers, as they are."""
+    """Return an offer as StateFetcher passes it on; other frames, and invalid offers, as they are."""
     if not isinstance(frame.message, StateOffer):
         return frame
     return vouched(frame.message, frame.payload, ReceivedChains(unchecked)) or frame

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 from kit.scenarios import events_of, manifest_of, one_state, play, rounds_of, swarm_of
-from thinwire.node.outer import round_history
 from thinwire.node.outer.round_loop import ReplicaLoop
+from thinwire.node.outer.state_transfer import round_history
 from thinwire.node.peer import checkpoint_schedule
 from thinwire.node.state.checkpoint_store import CheckpointStore, Loaded
 from thinwire.sims.peers.learners import StubLearner

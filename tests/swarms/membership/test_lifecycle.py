@@ -11,8 +11,9 @@ from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.state_sync.state_offers import state_digest
 from thinwire.compression.device import HOST
 from thinwire.node.membership.join import NoSwarm
-from thinwire.node.outer import round_session, state_server
-from thinwire.node.outer.state_server import StateServer
+from thinwire.node.outer import round_session
+from thinwire.node.outer.state_transfer import state_fetcher
+from thinwire.node.outer.state_transfer.state_server import StateServer
 from thinwire.node.peer import checkpoint_schedule
 from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.peer.peer import Peer
@@ -414,7 +415,7 @@ def test_heavy_work_runs_outside_the_event_loop(tmp_path, monkeypatch):
         watch(Replica, name)
     watch(CheckpointStore, "load")
     watch(CheckpointStore, "save")
-    watch(state_server, "_finite")
+    watch(state_fetcher, "_finite")
 
     async def scene(world):
         ones = await world.swarm(2, work=work, write=work)

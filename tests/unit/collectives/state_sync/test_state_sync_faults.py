@@ -13,7 +13,7 @@ from thinwire.collectives.state_sync.chunk_transfer import IN_FLIGHT, LATEST, SI
 from thinwire.collectives.state_sync.offer_search import LAST_ROUND, MOST_PATIENCES
 from thinwire.collectives.state_sync.state_offers import LocalState, state_digest
 from thinwire.collectives.state_sync.state_sync import fetch_state
-from thinwire.node.outer.state_progress import REPORT_SECONDS, StateProgress
+from thinwire.node.outer.state_transfer.state_progress import REPORT_SECONDS, StateProgress
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.identity.identity import short

@@ -30,7 +30,9 @@ class Here:
     def __init__(self, *, chain=OURS, fetched=(), members=(ME, ANN)):
         self.now, self.told, self.asked, self.accepts, self.dropped = 100.0, [], [], [], []
         self.ahead, self.prevailing, self.adoptable = [], [], None
-        self.states = SimpleNamespace(without=set(), fetch=self._fetch, offers={}, forget=lambda *peers: None)
+        self.fetcher = SimpleNamespace(
+            without=set(), fetch=self._fetch, offers={}, forget=lambda *peers: None, reset=lambda: None
+        )
         terms = SimpleNamespace(seniors=members, members=members, fraction=0.5)
         acceptor = SimpleNamespace(voted=None)
         agreement = SimpleNamespace(
@@ -67,7 +69,7 @@ class Here:
             current=lambda: self.current,
         )
         factory = SimpleNamespace(behind=asyncio.Event(), patience=PATIENCE, floor=0.5)
-        self.catch_up = CatchUp(rounds, self.states, factory=factory, lineages=lineages, turn=None)
+        self.catch_up = CatchUp(rounds, self.fetcher, factory=factory, lineages=lineages, turn=None)
         self.proven = 4
 
     def accepts_offer(self, round, chain):
@@ -244,13 +246,13 @@ def test_peer_notes_a_proved_offer_of_a_lineage_that_gives_way_to_its_own(chain,
 )
 def test_state_is_the_newest_if_members_that_offer_no_older_one_are_no_quorum(members, offers, newest):
     here = Here(members=members)
-    here.states.offers = {peer: offer(round, OURS) for peer, round in offers.items()}
+    here.fetcher.offers = {peer: offer(round, OURS) for peer, round in offers.items()}
     assert here.catch_up.newest == newest
 
 
 def test_state_is_not_known_to_be_the_newest_after_a_vote_without_a_vote_or_beside_another_lineage():
     here = Here(members=(ME,))
-    here.states.offers = {ANN: offer(2, OURS)}
+    here.fetcher.offers = {ANN: offer(2, OURS)}
     agreement = here.current.agreement
     assert here.catch_up.newest
     agreement.acceptor.voted = object()
@@ -258,10 +260,10 @@ def test_state_is_not_known_to_be_the_newest_after_a_vote_without_a_vote_or_besi
     agreement.acceptor.voted, agreement.voter = None, False
     assert not here.catch_up.newest, "our votes are lost, or of later rounds"
     agreement.voter = True
-    here.states.offers[BEN] = offer(2, BETTER)
+    here.fetcher.offers[BEN] = offer(2, BETTER)
     assert not here.catch_up.newest
     here = Here(members=(ANN,))
-    here.states.offers = {ANN: offer(2, OURS)}
+    here.fetcher.offers = {ANN: offer(2, OURS)}
     assert not here.catch_up.newest, "this peer is no member"
 
 

@@ -6,7 +6,7 @@ import pytest
 from kit.outer.session_scene import ALL, ANN, BEN, CAT, FIRST, Scene
 from thinwire.collectives.rounds.round_factory import MAX_PENDING, MAX_PENDING_EACH
 from thinwire.collectives.transport.pending_frames import PendingFrames
-from thinwire.node.outer.round_history import FOLLOWED_SECONDS
+from thinwire.node.outer.state_transfer.round_history import FOLLOWED_SECONDS
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import (
     Ask,

@@ -59,8 +59,9 @@ class Scene:
             patience=1.0,
             grace=1.0,
             current=SimpleNamespace(agreement=SimpleNamespace(commit=None)),
-            catch_up=SimpleNamespace(behind=asyncio.Event(), newer=self.fetch),
-            states=SimpleNamespace(install=self.install),
+            catch_up=SimpleNamespace(
+                behind=asyncio.Event(), newer=self.fetch, fetcher=SimpleNamespace(install=self.install)
+            ),
             outcome=self.outcome,
             advance=lambda: self.told.append("advance"),
             report=lambda name, detail, **fields: self.told.append(name),

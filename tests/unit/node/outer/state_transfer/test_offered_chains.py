@@ -11,7 +11,7 @@ from thinwire.collectives.blocking_work import BURST
 from thinwire.collectives.consensus.chain import checked, encode, end_of
 from thinwire.collectives.consensus.members.lives import lives_in_order
 from thinwire.collectives.state_sync.state_offers import ReceivedChains, matches, state_digest
-from thinwire.node.outer.state_server import StateServer
+from thinwire.node.outer.state_transfer.state_fetcher import StateFetcher
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
@@ -51,7 +51,7 @@ class Joiner:
                 chain, fragment, trusted, fraction=0.5, verifier=lambda keys: self._verify
             )
         )
-        self.server = StateServer(self.replica, self, lambda: 0.0, entered=False, chains=self.received)
+        self.fetcher = StateFetcher(self.replica, SimpleNamespace(), self, lambda: 0.0, chains=self.received)
 
     def _verify(self, peer, message, signature):
         self.checked += 1
@@ -60,14 +60,11 @@ class Joiner:
     def control(self, peer, message):
         asyncio.get_running_loop().call_soon(self._answer, peer, message)
 
-    def hurry(self, *_):
-        pass
-
     def _answer(self, peer, message):
         if isinstance(message, StateAsk):
-            self.server.on_frame(peer, self._offer(peer))
+            self.fetcher.on_frame(peer, self._offer(peer))
         elif isinstance(message, StateFetch):
-            self.server.on_frame(peer, Frame(StateChunk(message.round, message.index), self.held.chunk(message.index)))
+            self.fetcher.on_frame(peer, Frame(StateChunk(message.round, message.index), self.held.chunk(message.index)))
 
     def _offer(self, peer):
         chain, encoded = self.chains[peer]
@@ -88,7 +85,7 @@ class Joiner:
     async def fetch(self, patience=60.0):
         turning = asyncio.create_task(self._turn())
         try:
-            return await self.server.fetch(list(self.chains), at_once, patience=patience, accept=self.accept)
+            return await self.fetcher.fetch(list(self.chains), at_once, patience=patience, accept=self.accept)
         finally:
             turning.cancel()
 

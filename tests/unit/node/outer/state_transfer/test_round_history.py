@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from thinwire.node.outer.round_history import FOLLOWED_SECONDS, MOST_COMMITS, MOST_ROUNDS, RoundHistory
+from thinwire.node.outer.state_transfer.round_history import FOLLOWED_SECONDS, MOST_COMMITS, MOST_ROUNDS, RoundHistory
 
 ANN, BEN, CAT = (bytes([n]) * 32 for n in (1, 2, 3))
 

@@ -1,31 +1,23 @@
-"""Server of the replica's state for joiners, and client that fetches it when this peer is behind."""
+"""Server of the replica's state for joiners and for peers that are behind."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-from thinwire.collectives.state_sync.chunk_transfer import IN_FLIGHT, PartialState
-from thinwire.collectives.state_sync.offer_search import LAST_ROUND, MOST_PATIENCES, Accept, StateMessage
-from thinwire.collectives.state_sync.state_offers import LocalState, ReceivedChains, Replay, vouched
-from thinwire.collectives.state_sync.state_sync import FetchedState, OtherModelState, fetch_state
+from thinwire.collectives.state_sync.chunk_transfer import IN_FLIGHT
+from thinwire.collectives.state_sync.offer_search import LAST_ROUND
 from thinwire.collectives.transport.rate_limit import TokenBuckets
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.core.types import Buffer
-from thinwire.node.outer.round_history import HURRY, RoundHistory
-from thinwire.node.outer.state_progress import StateProgress
+from thinwire.node.outer.state_transfer.round_history import HURRY, RoundHistory
 from thinwire.node.runtime.asyncio_extra import Result, Work
-from thinwire.node.runtime.event_log import Emit
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
-from thinwire.swarm.identity.identity import short
-from thinwire.swarm.messages.registry import CHUNK_BYTES, Message, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
+from thinwire.swarm.messages.registry import CHUNK_BYTES, PeerId, StateAsk, StateChunk, StateFetch, StateOffer
 
-STATE = (StateAsk, StateFetch, StateOffer, StateChunk)
-"""Types of messages about the state."""
+QUESTIONS = (StateAsk, StateFetch)
+"""Types of messages to a peer that serves a state."""
 
 SIDE_BY_SIDE = 2
 """Number of states from which one peer fetches chunks at the same time."""
@@ -62,12 +54,14 @@ class _Snapshot:
 class StateServer:
     """Serves the state of the round in which a peer asked for it, while rounds continue.
 
-    If the state has readers when the replica is about to change, they keep it, and the replica continues with a copy, see
+    If the state has readers when the replica is about to change, it is left to them, and the replica continues with a copy, see
     `Replica.twin`. A peer that takes part in a round is no reader any more (`done`). Until `resume` (or `entered`) makes this
-    peer part of the swarm, it answers that it has no state. `history`: past rounds whose results are served, too; None: none.
-    `paced`: chunks for joiners take a small part of the uplink (send_priority.py). Two kinds of readers have no pauses:
-    members, because rounds may wait for them, and readers of an old state, if the stored rounds that continue it would soon
-    be dropped.
+    peer part of the swarm, it answers that it has no state.
+
+    - `history`: past rounds whose results are served, too; None: none.
+    - `paced`: chunks for joiners take a small part of the uplink (send_priority.py). Two kinds of readers have no pauses:
+      members, because rounds may wait for them, and readers of an old state, if the stored rounds that continue it would soon
+      be dropped.
 
     States of at most STORED rounds are stored. A newcomer is always offered the newest, because a liar may offer a false state
     of a round that no honest peer offers. Each reader has an allowance of chunks. When it is used up, the reader's chunks have
@@ -82,18 +76,16 @@ class StateServer:
         *,
         entered: bool,
         fragment: int = 0,
-        emit: Emit = lambda name, fields: None,
         report: Callable[[str, str], None] = lambda name, detail: None,
         history: RoundHistory | None = None,
-        chains: ReceivedChains,
         paced: bool = True,
     ) -> None:
         self.entered = entered
         """True if this peer is part of the swarm."""
         self._replica, self._send_queue, self._now, self._fragment = replica, send_queue, now, fragment
-        self._emit, self._report = emit, report
+        self._report = report
         self._history = RoundHistory(0, now) if history is None else history
-        self._paced, self._hurried, self._chains = paced, set[PeerId](), chains
+        self._paced, self._hurried = paced, set[PeerId]()
         chunks = max(1, -(-replica.state.nbytes // CHUNK_BYTES))
         self._allowance = TokenBuckets(WHOLE * chunks, chunks / REFILL_SECONDS)
         self._over_allowance: set[PeerId] = set()
@@ -105,18 +97,6 @@ class StateServer:
         """True while the replica changes."""
         self._warned = False
         """True if the alarm that our chain is too long has been given."""
-        self._partial = PartialState()
-        self.progress = StateProgress(now, emit)
-        """Transfers of a state to this peer."""
-        self._receive_queue: asyncio.Queue[StateMessage] | None = None
-        self._questions: Counter[PeerId] = Counter()
-        """Number of times that each peer was asked for its state and has not answered, at most MOST_PATIENCES."""
-        self.offers: dict[PeerId, StateOffer] = {}
-        """States that peers have offered since the last `fetch` began, proved or not."""
-        self.without: set[PeerId] = set()
-        """Peers that look for a state, or made an invalid offer, since the last `fetch` or round began."""
-        self.empty: set[PeerId] = set()
-        """Those of `without` that have no state at all, not even one of a checkpoint."""
 
     async def change(self, work: Work, how: Callable[[], Result]) -> Result:
         """Run `how`, which changes the replica, in `work`. The state is not offered until `resume`.
@@ -142,7 +122,6 @@ class StateServer:
     def resume(self) -> None:
         """End `change`: answer the requests that came meanwhile."""
         self.held, self.entered = False, True
-        self._partial = PartialState()
         waiting, self._waiting = sorted(self._waiting), set()
         for peer in waiting:
             self._offer(peer)
@@ -178,49 +157,18 @@ class StateServer:
         self._keep(lambda one: bool(one.readers) or not self._detached(one))
 
     def on_link_down(self, peer: PeerId) -> None:
-        """Forget a reader; chunks that the peer owes are asked of others."""
+        """Forget a reader."""
         self.done(peer)
-        if self._receive_queue is not None:
-            self._receive_queue.put_nowait((peer, None))
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:
         message = frame.message
         if isinstance(message, StateAsk):
             self._offer(peer)
-            return
-        if isinstance(message, StateFetch):
+        elif isinstance(message, StateFetch):
             self._serve(peer, message)
-            return
-        if isinstance(message, StateOffer):
-            if not self._questions[peer]:
-                return  # A check takes time, so a peer gets no more of it than we have asked for.
-            self._questions[peer] -= 1
-        if self._receive_queue is None:
-            return
-        if not isinstance(message, StateOffer):
-            self._receive_queue.put_nowait((peer, frame))
-            return
-        offered = vouched(message, frame.payload, self._chains)
-        if offered is None:
-            self.without.add(peer)
-            if not message.members and not message.round:
-                self.empty.add(peer)
-        else:
-            self.forget(peer)
-            self.offers[peer] = message
-        self._receive_queue.put_nowait((peer, offered or frame))
-
-    def forget(self, *peers: PeerId) -> None:
-        """Drop earlier messages of these peers that they have no state."""
-        self.without.difference_update(peers)
-        self.empty.difference_update(peers)
 
     def on_tick(self) -> None:
-        """Drop states that were not requested for SNAPSHOT_SECONDS, or that no stored rounds continue.
-
-        Report a transfer in progress.
-        """
-        self.progress.look(self._partial)
+        """Drop states that were not requested for SNAPSHOT_SECONDS, or that no stored rounds continue."""
         if not self.busy:
             return
         self._keep(self._is_current)
@@ -260,65 +208,6 @@ class StateServer:
         for peer in sorted(hurried ^ self._hurried):
             self._send_queue.hurry((peer, self._fragment), peer in hurried)
         self._hurried = hurried
-
-    async def fetch(
-        self,
-        peers: Collection[PeerId],
-        work: Work,
-        *,
-        patience: float,
-        accept: Accept,
-        turn: asyncio.Semaphore | None = None,
-        copy_below: int | None = None,
-        reached: Callable[[StateOffer], int | None] = lambda offer: None,
-    ) -> FetchedState | OtherModelState | Replay | None:
-        """Fetch the state of the last round of these peers, see `fetch_state`; NaN and infinity are rejected."""
-        self._receive_queue, self.offers = asyncio.Queue(), {}
-        self._questions = Counter({peer: count for peer, count in self._questions.items() if peer in peers})
-        self.forget(*self.without)
-        try:
-            fetched = await fetch_state(
-                peers,
-                self._send,
-                self._receive_queue,
-                LocalState(self._replica.layout, self._replica.state.nbytes, self._replica.hashes),
-                patience=patience,
-                accept=accept,
-                partial=self._partial,
-                fragment=self._fragment,
-                turn=turn,
-                copy_below=copy_below,
-                reached=reached,
-            )
-        finally:
-            self._receive_queue = None
-            self.progress.look(self._partial)
-        if isinstance(fetched, Replay):
-            self._emit("replay", {"round": self._replica.round, "rounds": fetched.rounds, "bytes": fetched.nbytes})
-        if not isinstance(fetched, FetchedState) or await work(lambda: _finite(fetched)):
-            return fetched
-        names = ", ".join(map(short, fetched.sources))
-        self._report("alarm", f"the state of round {fetched.offer.round} that {names} offered is not finite")
-        return None
-
-    def _send(self, peer: PeerId, message: Message) -> None:
-        if isinstance(message, StateAsk):
-            self._questions[peer] = min(MOST_PATIENCES, self._questions[peer] + 1)
-        self._send_queue.control(peer, message)
-
-    async def install(self, work: Work, fetched: FetchedState) -> None:
-        """Install a fetched state in the replica; `resume` follows."""
-        self._partial = PartialState()  # it has the same chunks, whose memory is free once they are installed
-        changed = await self.change(work, lambda: self._replica.install(fetched))
-        self._emit(
-            "synced",
-            {
-                "round": fetched.offer.round,
-                "bytes": changed,
-                "sources": [short(peer) for peer in fetched.sources],
-                "digest": fetched.offer.digest.hex(),
-            },
-        )
 
     def _offer(self, peer: PeerId) -> None:
         replica = self._replica
@@ -383,7 +272,3 @@ class StateServer:
                 break
         chunk = StateChunk(message.round, message.index, self._fragment)
         self._send_queue.bulk(peer, Frame(chunk, payload), requested=True)
-
-
-def _finite(fetched: FetchedState) -> bool:
-    return all(np.isfinite(np.frombuffer(chunk, np.float32)).all() for chunk in fetched.chunks.values())
