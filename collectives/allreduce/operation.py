@@ -54,10 +54,10 @@ class Operation:
 
     Pass it the events that `AllreduceService` routes; `ended` receives its result.
 
-    `fresh`: we are new to the name and do not know the next number. `attempt`: number of our last announcement for this
-    operation number, or a start value that is higher after each restart. `grace`: seconds to wait for present peers
-    that have not called. `patience`: seconds without progress before a peer acts. `lowered`: how often the operation
-    was given a lower number.
+    - `fresh`: we are new to the name and do not know the next number.
+    - `attempt`: number of our last announcement for this operation number, or a start value that is higher after each restart.
+    - `grace`: seconds to wait for present peers that have not called.
+    - `patience`: seconds without progress before a peer acts.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Operation:
         self.name, self.number, self.plan = name, number, plan
         self.ended: asyncio.Future[OperationResult] = asyncio.get_running_loop().create_future()
         self.ended_at, self.lowered = 0.0, 0
+        """Time of the end, and number of times that the operation was given a lower number."""
         self.group: tuple[PeerId, ...] = ()
         self.current: Round | None = None
         self._context, self._share, self._fresh = context, share, fresh

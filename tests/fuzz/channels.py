@@ -39,12 +39,12 @@ SERVICE = lan_source.SERVICE
 
 
 def targets() -> list[Target]:
-    """Every such reader."""
+    """Return the targets of all these machines."""
     return [_stream(), _pcp(), _nat_pmp(), _upnp(), _lan(), _dht(), _plain_values()]
 
 
 class _Owner:
-    """Owner of a stream: takes each number below 18, and keeps what arrives."""
+    """Owner of a stream: takes each number below 18, and stores what arrives."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[bytes, bytes]] = []

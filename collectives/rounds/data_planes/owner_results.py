@@ -73,8 +73,10 @@ class Reducer:
 class AuditData:
     """Data of a committed round from which a peer, with the contributions, computes its results again.
 
-    digest: of all results. announced: hashes of each contributor's chunks, as the decided proposal names them. claims: for
-    each chunk its owner, and the hash of the result that the owner has signed for; empty if an announcement is not here.
+    - `digest`: of all results.
+    - `announced`: hashes of each contributor's chunks, as the decided proposal names them.
+    - `claims`: for each chunk its owner, and the hash of the result that the owner has signed for; empty if an announcement is
+      not here.
     """
 
     round: int

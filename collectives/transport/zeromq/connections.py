@@ -37,16 +37,19 @@ _Dial: TypeAlias = "asyncio.Task[Welcome | Refuse]"
 class Connections:
     """Establishes and replaces links. `links` holds those that are up.
 
-    `own` is our record as shown at gates, in bytes; `bulk_port` goes into Welcomes; `host`: address to bind for links.
+    `ports`: ports of links. `streams`: number of bulk streams of a link that we dial.
     """
 
     def __init__(self, sockets: SharedSockets, admit: Admit, wall: UnixClock, *, ports: range, streams: int) -> None:
         self.links: dict[PeerId, Link] = {}
         self.banned: set[PeerId] = set()
         self.own = b""
+        """Our record as shown at gates, in bytes."""
         self.addresses: tuple[str, ...] = ()
         self.bulk_port = 0
+        """Port of bulk streams, which a Welcome names."""
         self.host = ""
+        """Address to bind for links."""
         self._sockets, self._admit, self._wall = sockets, admit, wall
         self._ports, self._streams = ports, streams
         self._events = LinkEvents(self._up, self._lost, self._gone)

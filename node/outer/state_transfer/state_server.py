@@ -39,8 +39,10 @@ REFILL_SECONDS = 600.0
 class _Snapshot:
     """State of one round that peers may read.
 
-    proof: payload of its offer. twin: has the state. used: time of the last use by a reader. served: time of the last chunk
-    that was sent, None before the first one.
+    - `proof`: payload of its offer.
+    - `twin`: has the state.
+    - `used`: time of the last use by a reader.
+    - `served`: time of the last chunk that was sent, None before the first one.
     """
 
     offer: StateOffer
@@ -180,7 +182,7 @@ class StateServer:
         return self._now() <= snapshot.used + SNAPSHOT_SECONDS and self._history.used_part(snapshot.offer.round) < 1
 
     def _keep(self, wanted: Callable[[_Snapshot], bool]) -> None:
-        """Drop the states that are not `wanted`. Their readers are told at once, and look for a newer one."""
+        """Drop the states that are not `wanted`. Their readers learn it at once, and look for a newer state."""
         dropped = [one for one in self._stored if not wanted(one)]
         if not dropped:
             return  # the usual case: called at each tick

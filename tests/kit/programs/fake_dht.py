@@ -1,8 +1,12 @@
-"""Child of the pipe protocol without a DHT: fake_dht.py FOLDER [FAULT]. Its values are kept in memory.
+"""Child of the pipe protocol without a DHT: fake_dht.py FOLDER [FAULT]. It stores its values in memory.
 
-FOLDER gets a file a start, with its options. FAULT, at the first start only ("always-" before it: at each): "dies" at the
-first request, "silent", "noise" instead of an answer, "oversized" length, "nested" JSON, "error" at the opening, "failing": an
-error at each request, "lost": in the second to fourth request to reach bootstrap nodes none answers.
+Each start writes its options to a new file in FOLDER. The first start has the FAULT; with "always-" before it, all starts have.
+
+- "dies": the child ends at the first request.
+- "silent": it gives no answer. "noise": it writes other bytes instead. "oversized": it states too large a length.
+- "nested": its JSON is nested deeply.
+- "error": it reports an error when it opens. "failing": it reports one at each request.
+- "lost": no bootstrap node answers the second to fourth request to reach them.
 """
 
 import json

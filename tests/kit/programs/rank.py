@@ -36,7 +36,7 @@ def train(swarm: thinwire.Swarm, model: nn.Module, rank: int, mode: str) -> None
 
 
 def fail(manifest: str, home: str, rank: int) -> None:
-    """Join with ranks of different statistics; then with ranks that do not go together, each of which must end on both."""
+    """Join with different statistics on the ranks; then with ranks that do not match, so that both must end with an error."""
     for case in ("statistics", "models", "frozen", "apart", "changed"):
         torch.manual_seed(0)
         model: nn.Module = nn.Linear(6, 4, bias=False)

@@ -176,7 +176,7 @@ def opening(peers: Sequence[PeerId], **changes: Any) -> Proposal:
 
 
 START = Ballot(0, bytes(32))
-"""Below all ballots."""
+"""Ballot below all others."""
 
 
 def freely(
@@ -281,7 +281,7 @@ class RoundHarness:
         self.round.on_frame(sender, Frame(message, payload, signature(sender, message.statement())))
 
     def open(self, **changes: Any) -> Proposal:
-        """Let the leader open the round; return how."""
+        """Let the leader open the round; return its proposal."""
         proposal = self.opening(**changes)
         later = proposal.ballot.term > 1
         message = freely(proposal, self.terms.members, signature) if later else Propose(proposal)

@@ -481,7 +481,7 @@ def test_receive_error_ends_peer(tmp_path):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_joiner_whose_only_contact_dies_gives_up(tmp_path, count):
-    """An admitted joiner whose contact dies gives up: there is no swarm, and other joiners are none either."""
+    """An admitted joiner whose contact dies gives up: no swarm is left, and other joiners do not form one."""
 
     async def scene(world):
         founder = One(world, 0)

@@ -94,10 +94,13 @@ class SocketLimits:
 class ControlConnection:
     """Connection for control messages, encrypted by CURVE.
 
-    `server_key`: transport key of the peer that we dial; b"": the peer has dialled us, and `domain` is the ZAP domain that
-    decides which keys may connect. `crowd`: the half-open connections among which it counts until `mark_authenticated`.
-    `received(self, key, parts)` gets each message with the transport key that the handshake proved; `closed(self, reason)` is
-    called once, at the end. `relay`: the peer that splices it to the other side, if any. `divert`: see TcpRelay.
+    - `received`: gets the connection and each message, with the transport key that the handshake proved.
+    - `closed`: called once, at the end, with the connection and the reason.
+    - `server_key`: transport key of the peer that we dial; b"": the peer has dialled us.
+    - `domain`: ZAP domain that decides which keys may connect, if the peer has dialled us.
+    - `crowd`: half-open connections among which this one counts until `mark_authenticated`.
+    - `relay`: peer that splices it to the other side, if any.
+    - `divert`: see TcpRelay.
     """
 
     def __init__(

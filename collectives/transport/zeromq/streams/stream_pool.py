@@ -50,11 +50,13 @@ class Traffic:
 class StreamPool:
     """Streams of one link.
 
-    `arrived(size)` is called for each incoming frame with the size of its payload, then `deliver(frame, size)` gets bulk frames
-    and `round_message(head)` round messages; `broken(reason)` is called when any stream ends, and `express` when the express
-    stream is up, which is read once `read_express` allows it.
-
     Data in a dead stream is lost silently, so the link that owns the pool is lost with it.
+
+    - `arrived`: called for each incoming frame, before it is delivered, with the size of its payload.
+    - `deliver`: gets bulk frames with their sizes.
+    - `round_message`: gets round messages, once `read_express` allows it.
+    - `express`: called when the express stream is up.
+    - `broken`: called with the reason when any stream ends.
     """
 
     def __init__(
