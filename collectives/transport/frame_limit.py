@@ -19,9 +19,12 @@ MUTUAL = (Route, Activation, Passed, StateChunk)
 class FrameLimits:
     """Numbers of small frames that a peer may send, see FrameLimit.
 
-    `burst`: at once. `rate`: per second. `round`: for each announcement of ours. `answers`: for each frame of MUTUAL that we
-    send to it. `pause`: seconds for which the link of a peer that has sent more is not read. `small`: a bulk frame with as many
-    bytes of payload, or more, is not small.
+    - `burst`: at once.
+    - `rate`: per second.
+    - `round`: for each announcement of ours.
+    - `answers`: for each frame of MUTUAL that we send to the peer.
+    - `pause`: seconds for which the link of a peer that has sent more is not read.
+    - `small`: bytes of payload from which a bulk frame is not small.
     """
 
     burst: int = 1024

@@ -32,12 +32,14 @@ ABANDON_SECONDS = 5.0
 class PeerLifecycle:
     """Lifecycle of one peer. `peer` and `report` show its state.
 
-    wait_for: number of peers that must hold the state and take part before training starts; the wait takes at most a
-    minute. rounds: leave after this round; None: as in the manifest. invited: called with an invite by the peer with
-    which the run starts, also when it starts again. beside: like `work`, for computations that need not wait for inner
-    steps; without it `work` runs them, too. moves: called after each round; returns True if the lifecycle must end because
-    the peer changes to another stage. evaluate: returns the held-out loss of the model; called in `work` after every `every`
-    rounds (0: never).
+    - `begin`, `learn`, `work`: see above.
+    - `wait_for`: number of peers that must hold the state and take part before training starts; the wait takes at most a
+      minute.
+    - `rounds`: leave after this round; None: as in the manifest.
+    - `invited`: called with an invite by the peer with which the run starts, also when it starts again.
+    - `beside`: like `work`, for computations that need not wait for inner steps; without it `work` runs them, too.
+    - `moves`: called after each round; returns True if the lifecycle must end because the peer changes to another stage.
+    - `evaluate`: returns the held-out loss of the model; called in `work` after every `every` rounds (0: never).
     """
 
     def __init__(

@@ -21,10 +21,12 @@ class Environment:
 
     `now`: monotonic seconds, `wall`: seconds since 1970.
 
-    Waiting uses asyncio, so the event loop's clock must advance like `now`. `aside`: runs computations that other peers
-    wait for and our training does not need, such as averages that we owe them; not where training may be busy for long.
-    `write`: runs the disk operations of a checkpoint while training continues. `spare`: bytes of memory that this machine
-    has left.
+    Waiting uses asyncio, so the event loop's clock must advance like `now`.
+
+    - `aside`: runs computations that other peers wait for and that our training does not need, such as averages of chunks that
+      we own; not in the thread that trains.
+    - `write`: runs the disk operations of a checkpoint while training continues.
+    - `spare`: bytes of memory that this machine has left.
     """
 
     now: Callable[[], float]

@@ -73,8 +73,8 @@ def buffers_of(module: nn.Module, rule: BufferRule) -> ModelBuffers:
     """
     if rule == "local":
         return ModelBuffers()
-    # Not by the names of state_dict(), which hooks change, as those of checkpoint_wrapper do. Torch tells in no other way
-    # which buffers are persistent.
+    # The names of state_dict() would not do, because hooks such as those of checkpoint_wrapper change them. Torch has no
+    # other way to show which buffers are persistent.
     transient = {
         f"{path}.{name}" if path else name
         for path, part in module.named_modules()

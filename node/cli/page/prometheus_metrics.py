@@ -60,6 +60,6 @@ class _Collected:
                     yield metric
         peers = GaugeMetricFamily("thinwire_peers", "Other peers by state.", labels=(*labels, "state"))
         states = [peer.state for peer in status.peers]
-        for state in sorted({"alive", *states}):  # a peer alone has none alive, rather than no figure
+        for state in sorted({"alive", *states}):  # a peer alone reports 0 alive instead of no figure
             peers.add_metric((*values, state), states.count(state))
         yield peers

@@ -90,7 +90,7 @@ class Overlap(Schedule):
         self.loop.session.advance()
 
     async def late(self, weight: int) -> None:
-        """Keep what was trained since the announcement in the model; work that was never announced is lost."""
+        """Leave the training since the announcement in the model; what was never announced is lost."""
         if self.loop.replica.error_feedback:
             await super().late(weight)
         else:
