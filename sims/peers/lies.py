@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.gossip.owner_group import OwnerGroup
 from thinwire.collectives.gossip.pair import PairResult
 from thinwire.collectives.gossip.pair_codec import payload_of
@@ -340,10 +341,7 @@ def false_blames(session: RoundSession | GossipSession) -> list[Message]:
     proposal, terms = agreement.proposal, agreement.terms
     if proposal is None:
         return []
-    return [
-        Blame(terms.round, terms.fragment, proposal.ballot, entry.peer, "chunk missing")
-        for entry in proposal.contributors
-    ]
+    return [Blame(terms.round, terms.fragment, proposal.ballot, entry.peer, MISSING) for entry in proposal.contributors]
 
 
 def _send_no_bulk(process: Process) -> None:

@@ -15,7 +15,6 @@ from typing import ClassVar
 import blake3
 from thinwire.collectives.blocking_work import Work, at_once
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.data_planes.contributions import (
     UNCHECKED,
     Contributions,
@@ -56,6 +55,9 @@ from thinwire.swarm.messages.registry import (
     Subtotal,
 )
 
+RESULT_MISSING = "result missing"
+"""Reason of a complaint about an owner."""
+
 
 def _computed(
     reducer: ChunkReducer, payloads: Sequence[Buffer], weights: Sequence[float], size: int
@@ -75,7 +77,7 @@ class Butterfly(DataPlane):
     """
 
     # An owner that waits for a contribution gets the time to name its sender before the others name the owner.
-    complaint_patiences: ClassVar[Mapping[str, float]] = {"result missing": 1.25}
+    complaint_patiences: ClassVar[Mapping[str, float]] = {RESULT_MISSING: 1.25}
     repair_patiences: ClassVar[float] = (
         0.25  # data being sent arrives by then, and peers store results for one more round only
     )
@@ -428,9 +430,9 @@ class Butterfly(DataPlane):
     def culprit(self, proposal: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer that the round waits for and the reason, or None."""
         for entry in self._owned.awaited(proposal):
-            return entry.peer, MISSING if entry.peer in self.agreement.ready else "not announced"
+            return self._missing_data_of(entry.peer)
         owners = [self.owners[index] for index in self._records.unfinished() if self.owners[index] != self.me]
-        return (owners[0], "result missing") if owners else None
+        return (owners[0], RESULT_MISSING) if owners else None
 
     def debtors(self, proposal: Proposal) -> Collection[PeerId]:
         """Return all contributors to our chunks that we wait for, or else the owner of a missing result."""

@@ -204,6 +204,10 @@ class DataPlane(ABC):
     def culprit(self, proposal: Proposal) -> tuple[PeerId, str] | None:
         """Return the peer that the round waits for and the reason, or None."""
 
+    def _missing_data_of(self, peer: PeerId) -> tuple[PeerId, str]:
+        """Return a contributor whose data is missing here, with the reason."""
+        return peer, MISSING if peer in self.agreement.ready else "not announced"
+
     def debtors(self, proposal: Proposal) -> Collection[PeerId]:
         """Return the peers that the round waits for, and that must send us data over our link to them."""
         found = self.culprit(proposal)

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from thinwire.collectives.consensus.blame import SUBTOTAL, UNSUMMED
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.rounds.data_planes.butterfly import Butterfly
+from thinwire.collectives.rounds.data_planes.butterfly import RESULT_MISSING, Butterfly
 from thinwire.collectives.rounds.data_planes.contributions import Contributions
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
 from thinwire.collectives.rounds.data_planes.owner_results import ChunkReducer
@@ -41,7 +41,7 @@ class Hierarchy(Butterfly):
     # A relay gets contributions from its own cluster only, an owner one subtotal of each cluster, other peers only results.
     compares_peers: ClassVar[bool] = False
     # A peer that itself waits for others gets the time to name them.
-    complaint_patiences: ClassVar[Mapping[str, float]] = {UNSUMMED: 2, "result missing": 3}
+    complaint_patiences: ClassVar[Mapping[str, float]] = {UNSUMMED: 2, RESULT_MISSING: 3}
 
     def __init__(
         self, agreement: Agreement, reducer: ChunkReducer, grid: Grid, *, groups: dict[int, float], **butterfly: Any
@@ -264,7 +264,7 @@ class Hierarchy(Butterfly):
             for cluster in collected:
                 for entry in cluster.entries:
                     if not self._contributions.has(entry.key, index):
-                        return entry.peer, "chunk missing" if entry.peer in self.agreement.ready else "not announced"
+                        return self._missing_data_of(entry.peer)
         for index, collected in services:
             for name, number in routes.named.items() if self.owners[index] == self.me else ():
                 if not self._subtotals.has((name, 0), index) and routes.clusters[number] not in collected:
@@ -274,10 +274,10 @@ class Hierarchy(Butterfly):
             # After the owner has signed, the relay is to blame: it has received the result.
             guilty = relay if results.signed(index) else owner
             if guilty != self.me:
-                return guilty, "result missing"
+                return guilty, RESULT_MISSING
         return None
 
     def debtors(self, proposal: Proposal) -> Collection[PeerId]:
         """Return the culprit, unless a result is missing, which may come over peers of our cluster."""
         found = self.culprit(proposal)
-        return () if found is None or found[1] == "result missing" else (found[0],)
+        return () if found is None or found[1] == RESULT_MISSING else (found[0],)

@@ -286,7 +286,7 @@ class Ring(OwnerDependentButterfly):
             if chunk is None and place == 0 and index not in position.made:
                 for entry in path.adds[0]:
                     if entry.peer != self.me and not self._contributions.has(entry.key, index):
-                        return entry.peer, "chunk missing" if entry.peer in self.agreement.ready else "not announced"
+                        return self._missing_data_of(entry.peer)
         missing = next((index for index in self.results.lacks() if self.owners[index] != self.me), None)
         if position.left is not None:
             return position.left, BROKEN

@@ -376,7 +376,7 @@ class Link:
     def read_or_wait(self) -> None:
         """Read frames, except during a pause, and of a kind for which the queue has no room."""
         receive_queue = self._sockets.receive_queue
-        # `_reads` is called anew for each of them: a connection that is read again may begin a pause at once.
+        # `_reads` is called again for each of them: a connection that is read again may begin a pause at once.
         if self._control is not None:
             self._control.pause(not self._reads(receive_queue.control))
         self.stream_pool.read_express(self.reads_express and self._reads(receive_queue.control))

@@ -20,7 +20,6 @@ from typing import ClassVar
 import blake3
 import msgspec
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import MISSING
 from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import room
 from thinwire.collectives.rounds.data_planes.allgather.piece_store import PieceStore
 from thinwire.collectives.rounds.data_planes.contributions import Contributions, Screen
@@ -313,7 +312,7 @@ class AllGather(DataPlane):
             if reason := self._store.fault(key):
                 return entry.peer, reason
             if not self._store.whole(key):
-                return entry.peer, MISSING if entry.peer in self.agreement.ready else "not announced"
+                return self._missing_data_of(entry.peer)
         return None
 
     def debtors(self, proposal: Proposal) -> Collection[PeerId]:
