@@ -90,7 +90,10 @@ class Overlap(Schedule):
         self.loop.session.advance()
 
     async def late(self, weight: int) -> None:
-        """Leave the training since the announcement in the model; what was never announced is lost."""
+        """Leave the training since the announcement in the model.
+
+        Training that was never announced is lost.
+        """
         if self.loop.replica.error_feedback:
             await super().late(weight)
         else:
