@@ -82,7 +82,7 @@ class Repair:
         """Settle the results as `digest`: fetch those that are missing or differ."""
         data_plane, results = self._data_plane, self._data_plane.results
         results.settle(digest)
-        lost = any(data_plane.owners[index] not in self._agreement.reachable for index in results.lacks())
+        lost = any(data_plane.owners[index] not in self._agreement.reachable for index in results.missing_indices())
         untouched = data_plane.proposal is None or self._agreement.me not in data_plane.proposal.alive
         self._requests.at = self._now()
         if results.missing and (lost or untouched or self._agreement.commit is None):
@@ -107,7 +107,7 @@ class Repair:
         """Handle a new link to `peer`."""
         sources = self.sources
         if self.missing_results and peer in sources and self._freed.issuperset({*sources} - {peer}):
-            self._fetch(self._data_plane.results.lacks(), [peer])  # All others have freed the results.
+            self._fetch(self._data_plane.results.missing_indices(), [peer])  # All others have freed the results.
 
     def tick(self, now: float) -> None:
         """Let time pass: repeat requests."""
@@ -153,7 +153,7 @@ class Repair:
         return data_plane.unclaimed and now >= asked[1] + 2 * self._agreement.terms.patience
 
     def _ask_others(self, peer: PeerId) -> None:
-        missing = self._requests.owed(peer).intersection(self._data_plane.results.lacks())
+        missing = self._requests.owed(peer).intersection(self._data_plane.results.missing_indices())
         sources = [one for one in self.sources if one not in self._freed]
         if missing and sources:
             self._fetch(sorted(missing), sources)
@@ -161,7 +161,10 @@ class Repair:
     def _fetch_all(self) -> None:
         sources = self.sources
         if sources:
-            self._fetch(self._data_plane.results.lacks(), [one for one in sources if one not in self._freed] or sources)
+            self._fetch(
+                self._data_plane.results.missing_indices(),
+                [one for one in sources if one not in self._freed] or sources,
+            )
 
     def _fetch(self, missing: Sequence[int], sources: Sequence[PeerId]) -> None:
         terms, wanted = self._agreement.terms, self._data_plane.results.wanted
@@ -203,7 +206,7 @@ class ResultServer:
             return  # the peer has not read what it asked for before
         if whole:
             everything = tuple(range(len(chunks)))
-            hashes = data_plane.results.hashes(everything)
+            hashes = data_plane.results.joined_hashes(everything)
             record = ResultRecord(round, fragment, proposal.ballot, everything, hashes, proposal.lineage)
             self._send_queue.control(sender, record)
             if not message.indices and agreement.commit is None:

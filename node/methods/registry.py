@@ -8,7 +8,7 @@ from typing import Any
 
 from thinwire.collectives.aggregation.rule_factory import sparse_rule
 from thinwire.collectives.gossip.pair_codec import parse_pair_codec
-from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import pieces
+from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import piece_grid
 from thinwire.collectives.rounds.data_planes.sparse_butterfly import parts
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression import registry
@@ -112,7 +112,7 @@ def _part(manifest: Manifest, layout: Layout, codec: Any) -> Grid:
 def _sparse_part(manifest: Manifest, layout: Layout, codec: SparseCodec) -> Grid:
     count = manifest.outer.fragment_count
     inner = [layout_of_part(layout, part, at, count) for at, part in enumerate(fragments_of(manifest, layout))]
-    return pieces(max(SparseCodec(codec.codec, chunks_of(one, codec.codec.chunk)).bound for one in inner))
+    return piece_grid(max(SparseCodec(codec.codec, chunks_of(one, codec.codec.chunk)).bound for one in inner))
 
 
 def _loop(schedule: Callable[[Manifest], Schedule]) -> Callable[..., OuterLoop]:

@@ -11,7 +11,7 @@ from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.health.straggler_grace import StragglerGrace
 from thinwire.collectives.rounds.data_plane_factory import DataPlaneFactory, DataPlaneSpec
-from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import room
+from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import max_contributors
 from thinwire.collectives.rounds.round import LinkReport, Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.topology.peer_backoff import PeerBackoff
@@ -119,7 +119,7 @@ class RoundStarter:
             fraction=self._manifest.quorum,
             min_peers=exchange.min_peers,
             max_weight=self._manifest.max_weight,
-            max_contributors=room(replica.grid) if exchange.collective == "all-gather" else MAX_GROUP,
+            max_contributors=max_contributors(replica.grid) if exchange.collective == "all-gather" else MAX_GROUP,
             grace=limit,
             limit=limit,
             graces=self._graces(last),

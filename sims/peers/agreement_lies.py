@@ -286,7 +286,7 @@ class _FalseVote:
             results.put(index, chunk)
         proposal = current.data_plane.proposal
         if self._claims and proposal is not None:
-            hashes = b"".join(results.each())
+            hashes = b"".join(results.all_hashes())
             place = proposal.round, proposal.fragment, proposal.ballot
             basis = basis_of(proposal.contributors)
             self._send_to_all(ResultRecord(*place, tuple(range(len(results))), hashes, proposal.lineage, basis))

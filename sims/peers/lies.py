@@ -18,7 +18,7 @@ from thinwire.collectives.gossip.owner_group import OwnerGroup
 from thinwire.collectives.gossip.pair import PairResult
 from thinwire.collectives.gossip.pair_codec import payload_of
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import cut_up
+from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import pieces_of
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.core.types import Buffer, Floats
 from thinwire.compression.sparse.portions import portion_chunks
@@ -188,7 +188,7 @@ def _change_sparse(
             values = np.zeros(session.replica.theta.size, np.float32)
             sparse.decode(b"".join(source), chunks).scatter(values)
             encoded = sparse.encode(sparse.select(np.ascontiguousarray(change(values, 0), np.float32), chunks))
-            return cut_up(encoded, session.grid)
+            return pieces_of(encoded, session.grid)
         return source
 
     _change_contributions(session, lying)

@@ -250,22 +250,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("collectives/consensus/proposer.py", "if ballot.term != 1:"): "no ballot has a term below 1",
     (
         "collectives/rounds/data_planes/butterfly.py",
-        "return message.index != len(self.grid) and size <= self.codec.nbytes(self.grid.size(message.index))",
+        "return message.index != len(self.grid) and size <= self._reducer.nbytes(self.grid.size(message.index))",
     ): "a chunk beyond the grid has a negative size",
     ("collectives/topology/owner_pace.py", "self._began = 1.0"): "open() sets it before its first use",
     ("collectives/topology/owner_pace.py", "self._began = -1.0"): "open() sets it before its first use",
-    (
-        "collectives/rounds/data_planes/butterfly.py",
-        "if self._audited or self.proposal is not None:",
-    ): "a round without audits uses no claims, and records come in ballots only",
-    (
-        "collectives/rounds/data_planes/butterfly.py",
-        "if wrong or self.complete or len(set(record.indices)) != len(record.indices):",
-    ): "a set of indices is never longer than they are",
-    (
-        "collectives/rounds/data_planes/butterfly.py",
-        "whole = record.indices <= tuple(range(count)) and blake3.blake3(record.hashes).digest() == self.results.wanted",
-    ): "no other order of all indices is smaller",
     (
         "collectives/rounds/data_planes/butterfly.py",
         "if message.attempt < ready.attempt or message.index >= len(self.grid) or self.agreement.commit is not None:",
@@ -276,7 +264,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "largest is doubled from a power of two",
     (
         "collectives/rounds/data_planes/ring_schedule.py",
-        "for added, before in zip(way.adds, way.before, strict=False):",
+        "for added, before in zip(path.adds, path.before, strict=False):",
     ): "both have one entry for each member",
     (
         "collectives/rounds/data_planes/contributions.py",
@@ -302,7 +290,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "the only other value is greater",
     (
         "node/outer/round_starter.py",
-        'room=room(replica.grid) if exchange.collective <= "all-gather" else MAX_GROUP,',
+        'max_contributors=max_contributors(replica.grid) if exchange.collective <= "all-gather" else MAX_GROUP,',
     ): "all other values are greater",
     ("swarm/lineage.py", "if not chain or len(chain) <= len(over) == common:"): SHARED,
     ("swarm/lineage.py", "if not chain or len(chain) == len(over) <= common:"): SHARED,

@@ -222,7 +222,7 @@ class Butterfly(DataPlane):
         if reason:
             self.agreement.accuse(self.me, reason, self.now())
         else:
-            self._contributions.own(self.me, self._attempt, index, self._source[index])
+            self._contributions.store(self.me, self._attempt, index, self._source[index])
 
     # --- owning chunks
 
@@ -417,7 +417,7 @@ class Butterfly(DataPlane):
     def awaited_peers(self, proposal: Proposal) -> Collection[PeerId]:
         """Return the peers from which we wait for chunks or results."""
         senders = (entry.peer for entry in self._owned.awaited(proposal))
-        return {*senders, *(self.owners[index] for index in self.results.lacks())} - {self.me}
+        return {*senders, *(self.owners[index] for index in self.results.missing_indices())} - {self.me}
 
     def _finished_contributors(self, proposal: Proposal) -> Collection[PeerId]:
         """Return the contributors whose chunks that we own are all here."""

@@ -185,13 +185,13 @@ class Contributions:
         """Return whether this chunk is stored."""
         return index in self._held.get(key, ())
 
-    def own(self, peer: PeerId, attempt: int, index: int, chunk: Buffer) -> None:
-        """Store a chunk of our own."""
+    def store(self, peer: PeerId, attempt: int, index: int, chunk: Buffer) -> None:
+        """Store a chunk without a check."""
         self._held.setdefault((peer, attempt), {})[index] = chunk
 
     def lend(self, key: ContributionKey, index: int, to: Contributions, name: ContributionKey) -> None:
         """Share a chunk and its norm with another Contributions, under the key `name` there."""
-        to.own(*name, index, self._held[key][index])
+        to.store(*name, index, self._held[key][index])
         if index in (norms := self._norms.get(key, {})):
             to._norms.setdefault(name, {})[index] = norms[index]
 

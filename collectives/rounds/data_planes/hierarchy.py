@@ -162,7 +162,7 @@ class Hierarchy(Butterfly):
             weights = [float(entry.weight) for entry in cluster.entries]
             subtotal = self._reducer.result(payloads, weights, self.grid.size(index))
             self._subtotals.screen(name, index, subtotal)
-            self._subtotals.own(*name, index, subtotal)
+            self._subtotals.store(*name, index, subtotal)
         else:
             (entry,) = cluster.entries
             self._contributions.lend(entry.key, index, self._subtotals, name)
@@ -232,7 +232,7 @@ class Hierarchy(Butterfly):
         if self._subtotals.screen((name, 0), index, frame.payload):
             self.agreement.accuse(sender, SUBTOTAL, self.now())
             return
-        self._subtotals.own(name, 0, index, frame.payload)
+        self._subtotals.store(name, 0, index, frame.payload)
         self._given[name, index] = sender
         self.progress.arrived()
         self._reduce(index)
@@ -259,7 +259,9 @@ class Hierarchy(Butterfly):
         routes, results = self._routes, self.results
         if routes is None:
             return None
-        services = [(index, routes.collected(self.me, index)) for index in results.lacks()] if routes.whole else []
+        services = (
+            [(index, routes.collected(self.me, index)) for index in results.missing_indices()] if routes.whole else []
+        )
         for index, collected in services:
             for cluster in collected:
                 for entry in cluster.entries:
@@ -269,7 +271,7 @@ class Hierarchy(Butterfly):
             for name, number in routes.named.items() if self.owners[index] == self.me else ():
                 if not self._subtotals.has((name, 0), index) and routes.clusters[number] not in collected:
                     return routes.collector(number, index), UNSUMMED
-        for index in results.lacks():
+        for index in results.missing_indices():
             relay, owner = routes.sources(self.me, index)[0], self.owners[index]
             # After the owner has signed, the relay is to blame: it has received the result.
             guilty = relay if results.signed(index) else owner

@@ -53,11 +53,11 @@ class OwnerRecords:
 
     def note_computed(self, index: int) -> None:
         """Note that the result of a chunk was computed here."""
-        self._made[index] = self._results.hashes((index,))
+        self._made[index] = self._results.joined_hashes((index,))
 
     def computed(self, indices: Sequence[int]) -> bool:
         """Return True if the results of these chunks are those that were computed here."""
-        return all(self._made.get(index) == self._results.hashes((index,)) for index in indices)
+        return all(self._made.get(index) == self._results.joined_hashes((index,)) for index in indices)
 
     @property
     def computes(self) -> bool:
@@ -68,7 +68,7 @@ class OwnerRecords:
     def sign(self, proposal: Proposal, indices: tuple[int, ...]) -> ResultRecord:
         """Return our record of these results in a ballot, and store our claim if we have computed them."""
         claims = self._audited and self.computed(indices)
-        place, hashes = (proposal.round, proposal.fragment, proposal.ballot), self._results.hashes(indices)
+        place, hashes = (proposal.round, proposal.fragment, proposal.ballot), self._results.joined_hashes(indices)
         record = ResultRecord(*place, indices, hashes, proposal.lineage, self._basis if claims else b"")
         if claims:
             self._note(ResultClaim(self._agreement.me, record, self._agreement.sign(record)), indices)
@@ -91,14 +91,14 @@ class OwnerRecords:
             if record.basis and proposal is not None and record.ballot == proposal.ballot:
                 self._agreement.send_proposal(sender)
             return False
-        for index, found in stated(record).items():
+        for index, found in chunk_hashes(record).items():
             if whole and results.denies(index, found):
                 self.contradicted.add(owners[index])
             # Only an owner's first record counts: otherwise it could seem busy for ever by sending new ones.
             if whole or (owners[index] == sender and not results.signed(index)):
                 results.sign(index, found)
         if claims and sender in self._claimants():
-            known = [index for index, found in stated(record).items() if results.expected_hash(index) == found]
+            known = [index for index, found in chunk_hashes(record).items() if results.expected_hash(index) == found]
             self._note(ResultClaim(sender, record, signature), known)
         return whole
 
@@ -129,7 +129,7 @@ class OwnerRecords:
 
     def _note(self, claim: ResultClaim, indices: Iterable[int]) -> None:
         """Store the claim to the results of these chunks, unless another owner has claimed the same."""
-        found, known = stated(claim.record), self._claims.setdefault(claim.record.basis, {})
+        found, known = chunk_hashes(claim.record), self._claims.setdefault(claim.record.basis, {})
         for index in indices:
             known.setdefault(index, {}).setdefault(found[index], claim)
 
@@ -141,15 +141,15 @@ class OwnerRecords:
         if record.basis != self._basis or claim.owner not in self._claimants() or not self.sound(record):
             return
         here = self._claims.get(record.basis, {})
-        new = [(i, found) for i, found in stated(record).items() if found not in here.get(i, ())]
-        known = [i for i, found in new if found == (results.hashes((i,)) or results.expected_hash(i))]
+        new = [(i, found) for i, found in chunk_hashes(record).items() if found not in here.get(i, ())]
+        known = [i for i, found in new if found == (results.joined_hashes((i,)) or results.expected_hash(i))]
         if known and self._agreement.verify(claim.owner, record, claim.signature):
             self._note(claim, known)
 
     def _by_chunk(self) -> list[ResultClaim | None]:
         """Return the claim to each result in grid order."""
         claims = self._claims.get(self._basis, {})
-        return [claims.get(index, {}).get(one) for index, one in enumerate(self._results.each())]
+        return [claims.get(index, {}).get(one) for index, one in enumerate(self._results.all_hashes())]
 
     def claims(self) -> list[ResultClaim]:
         """Return the claims to the results, each of them once."""
@@ -170,13 +170,13 @@ class OwnerRecords:
 
     def take_claims(self) -> dict[int, tuple[PeerId, Digest]]:
         """Return owner and hash of each result that is claimed, and forget all claims."""
-        found = enumerate(zip(self._by_chunk(), self._results.each(), strict=True))
+        found = enumerate(zip(self._by_chunk(), self._results.all_hashes(), strict=True))
         claimed = {index: (claim.owner, one) for index, (claim, one) in found if claim is not None}
         self._claims.clear()
         return claimed
 
 
-def stated(record: ResultRecord) -> dict[int, Digest]:
+def chunk_hashes(record: ResultRecord) -> dict[int, Digest]:
     """Return the hash of each chunk's result in a sound record."""
     return {index: record.hashes[32 * at : 32 * at + 32] for at, index in enumerate(record.indices)}
 

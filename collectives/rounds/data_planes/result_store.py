@@ -54,15 +54,15 @@ class Results:
             self._digest = digest_of(self._hashes)
         return self._digest
 
-    def lacks(self) -> list[int]:
+    def missing_indices(self) -> list[int]:
         """Return the chunks whose result is missing."""
         return [index for index, chunk in enumerate(self.chunks) if chunk is None]
 
-    def hashes(self, indices: Sequence[int]) -> bytes:
+    def joined_hashes(self, indices: Sequence[int]) -> bytes:
         """Return the concatenated hashes of these results, all of which must be here."""
         return b"".join(found for index in indices if (found := self._hashes[index]) is not None)
 
-    def each(self) -> list[Digest]:
+    def all_hashes(self) -> list[Digest]:
         """Return the hash of each result, empty where one is missing."""
         return [found or b"" for found in self._hashes]
 

@@ -159,7 +159,7 @@ class Ring(OwnerDependentButterfly):
         if any(entry.peer == self.me for entry in entries):
             if not self._names_our_contribution(proposal):
                 return None
-            self._contributions.own(self.me, self._attempt, index, self._source[index])
+            self._contributions.store(self.me, self._attempt, index, self._source[index])
         return self._contributions.of(entries, index)
 
     def _usable(self, entries: Sequence[Contribution], index: int, place: int) -> bool:
@@ -287,7 +287,7 @@ class Ring(OwnerDependentButterfly):
                 for entry in path.adds[0]:
                     if entry.peer != self.me and not self._contributions.has(entry.key, index):
                         return self._missing_data_of(entry.peer)
-        missing = next((index for index in self.results.lacks() if self.owners[index] != self.me), None)
+        missing = next((index for index in self.results.missing_indices() if self.owners[index] != self.me), None)
         if position.left is not None:
             return position.left, BROKEN
         return None if missing is None else (self.owners[missing], BROKEN)

@@ -237,7 +237,7 @@ class SparseButterfly(OwnerDependentButterfly):
     def finish(self) -> None:
         """Free the round's data. Residuals change when the round is applied."""
         super().finish()
-        found = ((index, made.get(self.results.hashes((index,)))) for index, made in self._rests.items())
+        found = ((index, made.get(self.results.joined_hashes((index,)))) for index, made in self._rests.items())
         self._residuals.prepare(self.round, {index: rest for index, rest in found if rest is not None}, self._others())
         self._rests = {}
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 import blake3
 import numpy as np
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import pieces
+from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import piece_grid
 from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression.core.types import Floats
 from thinwire.node.methods.sparse.replica import SparseReplica, chunks_of
@@ -78,7 +78,7 @@ def begin_fragment(
     kind, own, cut = Replica, codec, grid(part.size, codec) if not manifest.sparse else None
     if cut is None:
         kind, own = SparseReplica, SparseCodec(codec.codec, chunks_of(inner, codec.codec.chunk))
-        cut = pieces(own.bound)
+        cut = piece_grid(own.bound)
     replica = kind.begin(manifest, inner, own, cut, part.take(theta), members)
     if isinstance(replica, SparseReplica):
         replica.trains_on = True

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import cut_up, joined, pieces, put_together
+from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import joined, payloads_of, piece_grid, pieces_of
 from thinwire.collectives.rounds.data_planes.sparse_butterfly import parts
 from thinwire.collectives.topology.shards import Grid
 from thinwire.compression.core.codec import CodecError
@@ -50,11 +50,11 @@ class SparseCodec:
 
     def grid(self, total: int) -> Grid:
         """Return the chunk grid of a payload. Raises ValueError if it is too large."""
-        return pieces(self.bound)
+        return piece_grid(self.bound)
 
     def cut(self, payload: bytes, choice: Any, pieces: Grid) -> list[memoryview]:
         """Cut our payload into chunks. `choice`: the entries that it has."""
-        return cut_up(payload, pieces)
+        return pieces_of(payload, pieces)
 
     def fits(self, chunks: int, pieces: Grid) -> bool:
         """Return True if a payload can have so many chunks."""
@@ -70,11 +70,11 @@ class SparseCodec:
 
     def read(self, results: Sequence[Buffer], weights: list[float], pieces: Grid) -> tuple[list[Any], list[float]]:
         """Decode the results of a round; return them and their weights. Raises CodecError."""
-        return [self.decode(payload) for payload in put_together(results, pieces)], weights
+        return [self.decode(payload) for payload in payloads_of(results, pieces)], weights
 
     def buffers_of(self, results: Sequence[Buffer], weights: list[float], pieces: Grid) -> Floats:
         """Return the buffers of a round. Raises CodecError."""
-        return self.block.combine([self.block.read(payload) for payload in put_together(results, pieces)], weights)
+        return self.block.combine([self.block.read(payload) for payload in payloads_of(results, pieces)], weights)
 
     def check(self, payload: Buffer, n: int) -> float:
         """Check a payload of at most `n` bytes; return its squared norm. Raises CodecError."""

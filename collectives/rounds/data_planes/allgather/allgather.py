@@ -20,7 +20,7 @@ from typing import ClassVar
 import blake3
 import msgspec
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import room
+from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import max_contributors
 from thinwire.collectives.rounds.data_planes.allgather.piece_store import PieceStore
 from thinwire.collectives.rounds.data_planes.contributions import Contributions, Screen
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
@@ -66,7 +66,7 @@ class AllGather(DataPlane):
             agreement,
             results=Results(0),
             contributions=Contributions(screen, Grid(pieces.total, max(1, pieces.total)), usual),
-            early=(2 * MAX_CHUNKS + MAX_GROUP, (MOST + 2) * len(pieces) + 8, room(pieces) * pieces.total),
+            early=(2 * MAX_CHUNKS + MAX_GROUP, (MOST + 2) * len(pieces) + 8, max_contributors(pieces) * pieces.total),
             send_queue=send_queue,
             now=now,
         )
@@ -176,7 +176,7 @@ class AllGather(DataPlane):
             if ready is not None:
                 self._store.expect(entry.key, ready.hashes)
         if self._names_our_contribution(proposal):
-            self._store.own((self.me, self._attempt), self._source)
+            self._store.store_own((self.me, self._attempt), self._source)
         self._store.fill()
         self._accuse_faulty()
 
@@ -317,7 +317,7 @@ class AllGather(DataPlane):
 
     def debtors(self, proposal: Proposal) -> Collection[PeerId]:
         """Return the peers that should bring us missing pieces: their contributors, or helpers."""
-        return {self._helper(slot) or self.owners[slot] for slot in self.results.lacks()} - {self.me}
+        return {self._helper(slot) or self.owners[slot] for slot in self.results.missing_indices()} - {self.me}
 
     # --- missing pieces from other peers
 
@@ -334,7 +334,7 @@ class AllGather(DataPlane):
             return
         pieces = [
             MissingPiece(slot, slot % len(self.pieces), self.owners[slot], self._helper(slot))
-            for slot in self.results.lacks()
+            for slot in self.results.missing_indices()
             if self.results.expected_hash(slot) is not None
         ]
         live = self.agreement.reachable

@@ -23,29 +23,29 @@ A piece is forwarded while the next ones arrive, and the limit leaves room for a
 """
 
 
-def pieces(bound: int) -> Grid:
+def piece_grid(bound: int) -> Grid:
     """Return the division of a payload of at most `bound` bytes.
 
     Raises ValueError if a round has no room for two contributors.
     """
     cut = Grid(bound, min(CHUNK_BYTES, max(LEAST, -(-bound // PIECES))))
-    if room(cut) < 2:
+    if max_contributors(cut) < 2:
         raise ValueError(f"a payload of up to {bound} bytes is too large for an all-gather")
     return cut
 
 
-def room(cut: Grid) -> int:
+def max_contributors(cut: Grid) -> int:
     """Return the number of contributors whose payloads fit in one round."""
     return min(MAX_GROUP, MAX_CHUNKS // max(1, len(cut)))
 
 
-def cut_up(payload: Buffer, cut: Grid) -> list[memoryview]:
+def pieces_of(payload: Buffer, cut: Grid) -> list[memoryview]:
     """Return the pieces of one payload (at least one)."""
     view = memoryview(payload).cast("B")
     return [view[start : start + cut.chunk] for start in range(0, max(1, view.nbytes), cut.chunk)]
 
 
-def put_together(results: Sequence[Buffer], cut: Grid) -> list[Buffer]:
+def payloads_of(results: Sequence[Buffer], cut: Grid) -> list[Buffer]:
     """Return the payloads of all contributors from the results of a round."""
     return [joined(results[at : at + len(cut)]) for at in range(0, len(results), len(cut))]
 

@@ -120,7 +120,7 @@ class PieceStore:
 
     # --- pieces
 
-    def own(self, key: ContributionKey, source: Sequence[Buffer]) -> None:
+    def store_own(self, key: ContributionKey, source: Sequence[Buffer]) -> None:
         """Store our own payload, unless it is stored already."""
         if not self._pieces.get(key):
             self._pieces[key] = {blake3.blake3(piece).digest(): piece for piece in source}
@@ -128,7 +128,7 @@ class PieceStore:
     def fill(self) -> None:
         """Put stored pieces into slots that lack them."""
         here = {found: piece for pieces in self._pieces.values() for found, piece in pieces.items()}
-        for slot in self._results.lacks():
+        for slot in self._results.missing_indices():
             found = self._results.expected_hash(slot) or b""
             if found in here:
                 self._take(slot, here[found], partial(bytes, found))
@@ -138,7 +138,7 @@ class PieceStore:
         if self._results.chunks[slot] is not None or not self._take(slot, piece, hashed):
             return False
         key, _ = self.slots.split(slot)
-        self._pieces.setdefault(key, {})[self._results.hashes((slot,))] = piece
+        self._pieces.setdefault(key, {})[self._results.joined_hashes((slot,))] = piece
         return True
 
     def whole(self, key: ContributionKey) -> bool:

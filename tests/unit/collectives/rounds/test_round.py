@@ -696,7 +696,7 @@ def test_lost_results_are_fetched_soon_after_the_verdict(harness):
     harness.now += 0.3 * harness.round.agreement.terms.patience
     harness.round.tick()
     missing = [index for _, message, _ in harness.sent(Fetch) for index in message.indices]
-    assert sorted(missing) == harness.round.data_plane.results.lacks() != []
+    assert sorted(missing) == harness.round.data_plane.results.missing_indices() != []
     harness.now += 0.3 * harness.round.agreement.terms.patience
     harness.round.tick()
     assert not harness.sent(Fetch)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from kit.outer.session_scene import ALL, ANN, BEN, CAT, FIRST, ME, RUN, Scene, lone_fork
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
-from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import room
+from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import max_contributors
 from thinwire.collectives.topology.shards import Grid
 from thinwire.swarm.evidence import is_valid, signer
 from thinwire.swarm.messages.registry import (
@@ -61,7 +61,7 @@ def test_chunks_are_assigned_by_bandwidth_only_if_configured(setting, measured):
 def test_butterfly_round_of_many_chunks_has_room_for_a_whole_group():
     scene = Scene()
     scene.replica.plan_grid = Grid(100_000, 100)
-    assert room(scene.replica.grid) < MAX_GROUP
+    assert max_contributors(scene.replica.grid) < MAX_GROUP
     scene.session.advance()
     assert scene.session.current.agreement.terms.max_contributors == MAX_GROUP
 
@@ -77,7 +77,7 @@ def test_all_gather_has_room_for_as_many_payloads_as_a_round_has_pieces():
     )
     scene.replica.plan_grid = Grid(100_000, 100)
     scene.session.advance()
-    assert scene.session.current.agreement.terms.max_contributors == room(scene.replica.grid) < MAX_GROUP
+    assert scene.session.current.agreement.terms.max_contributors == max_contributors(scene.replica.grid) < MAX_GROUP
 
 
 def test_peer_has_been_further_until_a_state_with_rounds_replaces_the_older_one():

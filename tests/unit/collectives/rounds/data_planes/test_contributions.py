@@ -111,7 +111,7 @@ def test_lent_chunk_counts_with_its_norm():
 
 def test_own_chunk_is_lent_without_a_norm():
     site, wide = held(), held({0: 1.0}, ben=1.0)
-    site.own(ANN, 1, 0, chunk(5000.0))
+    site.store(ANN, 1, 0, chunk(5000.0))
     site.lend((ANN, 1), 0, wide, (ANN, 1))
     assert wide.outliers(entries(ANN, BEN), NAME, 0) == ()
 

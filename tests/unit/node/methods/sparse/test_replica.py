@@ -9,7 +9,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from thinwire.collectives.outcome import Outcome
-from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import cut_up, pieces, put_together
+from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import payloads_of, piece_grid, pieces_of
 from thinwire.collectives.state_sync.state_offers import state_digest
 from thinwire.collectives.state_sync.state_sync import FetchedState
 from thinwire.collectives.topology.shards import Grid
@@ -59,7 +59,7 @@ def trained(seed):
 
 
 def sent(replica, cut, payload):
-    parts = cut_up(payload, cut)
+    parts = pieces_of(payload, cut)
     return [*parts, *[b""] * (len(cut) - len(parts))]
 
 
@@ -337,12 +337,12 @@ def test_sparse_payloads_are_cut_and_joined():
     payloads = [bytes(700), bytes([1]) * 299, bytes([2]) * 1000]
     slots = []
     for payload in payloads:
-        parts = cut_up(payload, cut)
+        parts = pieces_of(payload, cut)
         assert all(len(part) == 300 for part in parts[:-1])
         slots += [*parts, *[b""] * (len(cut) - len(parts))]
-    assert [bytes(one) for one in put_together(slots, cut)] == payloads
+    assert [bytes(one) for one in payloads_of(slots, cut)] == payloads
     with pytest.raises(ValueError, match="too large for an all-gather"):
-        pieces(600 << 20)
+        piece_grid(600 << 20)
 
 
 def test_sparse_screen_checks_length_before_content():

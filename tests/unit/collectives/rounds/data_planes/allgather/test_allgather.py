@@ -22,7 +22,12 @@ from kit.rounds.round_harness import (
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.proposal import name_of, sound, vote_for
 from thinwire.collectives.rounds.data_planes.allgather.allgather import AllGather
-from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import EMPTY, cut_up, put_together, room
+from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import (
+    EMPTY,
+    max_contributors,
+    payloads_of,
+    pieces_of,
+)
 from thinwire.collectives.topology.piece_requests import SOON
 from thinwire.collectives.topology.shards import Grid
 from thinwire.collectives.transport.pending_frames import PendingFrames
@@ -67,7 +72,7 @@ class Harness(RoundHarness):
     def __init__(self, *, tell=(LEADER, OTHER), payloads=PAYLOADS, opens=True):
         super().__init__(AllGather, peers=IDS, screen=Honest(), pieces=CUT)
         self.payloads = payloads
-        self.round.announce(cut_up(payloads[ME], CUT), weight=10, loss=0.0, speed=0.0)
+        self.round.announce(pieces_of(payloads[ME], CUT), weight=10, loss=0.0, speed=0.0)
         for peer in tell:
             self.announce(peer)
         if opens:
@@ -75,11 +80,11 @@ class Harness(RoundHarness):
         self.sent(Ready)
 
     def announce(self, peer, hashes=None, attempt=1):
-        hashes = hashes_of(cut_up(self.payloads[peer], CUT)) if hashes is None else hashes
+        hashes = hashes_of(pieces_of(self.payloads[peer], CUT)) if hashes is None else hashes
         self.on_message(peer, ready(hashes=hashes, attempt=attempt))
 
     def send(self, peer, index=None, payload=None):
-        pieces = cut_up(self.payloads[peer] if payload is None else payload, CUT)
+        pieces = pieces_of(self.payloads[peer] if payload is None else payload, CUT)
         for at in range(len(pieces)) if index is None else (index,):
             self.on_message(peer, Chunk(1, 0, 1, at), pieces[at])
 
@@ -91,7 +96,7 @@ class Harness(RoundHarness):
 def slots(*payloads):
     found = []
     for payload in payloads:
-        pieces = [bytes(piece) for piece in cut_up(payload, CUT)]
+        pieces = [bytes(piece) for piece in pieces_of(payload, CUT)]
         found += pieces + [b""] * (len(CUT) - len(pieces))
     return found
 
@@ -120,7 +125,7 @@ def test_vote_covers_all_payloads_in_order_of_contributors():
     harness.send(LEADER)
     (vote,) = [message for _, message, _ in harness.sent(Vote)]
     assert vote.digest == DIGEST
-    assert [bytes(one) for one in put_together(harness.round.results, CUT)] == [PAYLOADS[peer] for peer in IDS]
+    assert [bytes(one) for one in payloads_of(harness.round.results, CUT)] == [PAYLOADS[peer] for peer in IDS]
 
 
 @pytest.mark.parametrize("early", ["announcement", "open"])
@@ -202,7 +207,7 @@ def test_missing_payload_is_fetched_from_others_then_blamed():
     assert {to for to, _, _ in asked} == {LEADER, OTHER}
     assert {index for _, message, _ in asked for index in message.indices} == {6, 7, 8}
     key = asked[0][1].digest
-    for index, piece in enumerate(cut_up(PAYLOADS[OTHER], CUT)[:2]):
+    for index, piece in enumerate(pieces_of(PAYLOADS[OTHER], CUT)[:2]):
         harness.on_message(LEADER, Result(1, 0, FIRST, 6 + index), piece)
     assert not blamed(harness)
     harness.tick(3.2)
@@ -211,7 +216,7 @@ def test_missing_payload_is_fetched_from_others_then_blamed():
     harness.on_message(OTHER, Fetch(1, 0, key, (0, 7, 8)))
     served = {(to, message.index) for to, message, _ in harness.sent(Result)}
     assert served == {(OTHER, 0), (OTHER, 7)}
-    harness.on_message(LEADER, Result(1, 0, FIRST, 8), cut_up(PAYLOADS[OTHER], CUT)[2])
+    harness.on_message(LEADER, Result(1, 0, FIRST, 8), pieces_of(PAYLOADS[OTHER], CUT)[2])
     assert [message.digest for _, message, _ in harness.sent(Vote)] == [DIGEST]
 
 
@@ -256,7 +261,7 @@ def test_committed_payload_is_fetched_from_voters_despite_other_announcement():
     for index in (6, 7):
         harness.on_message(LEADER, Result(1, 0, FIRST, index), pieces[index])
     assert harness.round.complete
-    assert [bytes(one) for one in put_together(harness.round.results, CUT)] == [PAYLOADS[peer] for peer in IDS]
+    assert [bytes(one) for one in payloads_of(harness.round.results, CUT)] == [PAYLOADS[peer] for peer in IDS]
 
 
 def test_follower_is_served_hashes_and_pieces():
@@ -275,7 +280,7 @@ def test_follower_is_served_hashes_and_pieces():
 
 
 def test_contributors_are_limited_to_what_fits_in_a_round():
-    assert room(Grid(1 << 20, 1 << 20)) == MAX_GROUP and room(Grid(30 << 20, 1 << 20)) == 34
+    assert max_contributors(Grid(1 << 20, 1 << 20)) == MAX_GROUP and max_contributors(Grid(30 << 20, 1 << 20)) == 34
     proposal = Harness().proposal
     assert sound(proposal, RoundTerms(1, 0, tuple(IDS), BASE, PLAN, max_contributors=3))
     assert not sound(proposal, RoundTerms(1, 0, tuple(IDS), BASE, PLAN, max_contributors=2))
@@ -347,7 +352,7 @@ def test_early_payloads_are_bounded_by_round_size(monkeypatch):
 
     monkeypatch.setattr("thinwire.collectives.rounds.data_planes.data_plane.PendingFrames", Noted)
     Harness()
-    assert bounds == [room(CUT) * CUT.total]
+    assert bounds == [max_contributors(CUT) * CUT.total]
 
 
 def test_payloads_of_replaced_announcements_are_freed():
