@@ -43,7 +43,7 @@ class StallDetector:
         self._counted_at = now
         grown = sum(count - before[peer] for peer, count in self._received.items() if peer in before)
         if grown >= TRICKLE * (now - then):
-            data_plane.progress.partly_arrived()
+            data_plane.progress.note_partial_arrival()
 
     def accuse_culprit(self) -> None:
         """Complain about the peer that the ballot in progress waits for, if no data makes progress."""

@@ -27,7 +27,7 @@ class OwnerPace:
         if self.first is None:
             self.first, self._began = proposal, now
 
-    def arrived(self, owner: PeerId, now: float) -> None:
+    def note_result(self, owner: PeerId, now: float) -> None:
         """Note that a result of an owner is here."""
         self._done[owner] = now
 

@@ -65,7 +65,11 @@ class PieceRequests:
         for slot, piece, source, helper in pieces:
             if not late and (helper or source) in live:
                 continue
-            if helper is None or source not in live or not self._relay_plan.late(slot, helper, linked=helper in live):
+            if (
+                helper is None
+                or source not in live
+                or not self._relay_plan.note_late(slot, helper, linked=helper in live)
+            ):
                 missing.append(slot)
                 continue
             again = now + 2 * SOON * patience

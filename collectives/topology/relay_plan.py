@@ -190,7 +190,7 @@ class RelayPlan:
             self._via[index] = found
         return found
 
-    def wanted(self, sender: PeerId, indices: Sequence[int]) -> None:
+    def note_request(self, sender: PeerId, indices: Sequence[int]) -> None:
         """Handle a request for pieces of ours that the sender should have received from helpers.
 
         A complaint by a single peer does not count against a helper.
@@ -237,7 +237,7 @@ class RelayPlan:
             if peer not in (key[0], self.me):
                 had.discard(peer)
 
-    def late(self, slot: int, helper: PeerId, *, linked: bool) -> bool:
+    def note_late(self, slot: int, helper: PeerId, *, linked: bool) -> bool:
         """Note that a piece that `helper` relays is late. Returns False if that was known.
 
         linked: we have a link to the helper, so that it is the cause.
@@ -247,7 +247,7 @@ class RelayPlan:
         self._late[slot] = helper if linked else None
         return True
 
-    def arrived(self, slot: int, sender: PeerId) -> bool:
+    def note_arrival(self, slot: int, sender: PeerId) -> bool:
         """Note that a piece has arrived.
 
         Returns True if it was late and its sender is not its helper.

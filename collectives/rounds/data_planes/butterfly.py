@@ -240,12 +240,12 @@ class Butterfly(DataPlane):
             return
         announced = ready.hashes[32 * index : 32 * index + 32]
         norm = norm_bytes(ready.norms, index) if self._screen.bounded else None
-        self._owned.checked(key, ready.digest)
+        self._owned.note_check(key, ready.digest)
         reason = held.take(key, index, frame.payload, found=frame.hashed(), announced=announced, norm=norm)
         if reason:
             self.agreement.accuse(sender, reason, self.now())
             return
-        self.progress.arrived()
+        self.progress.note_arrival()
         self._reduce(index)
         self._send_record()
 
@@ -292,8 +292,8 @@ class Butterfly(DataPlane):
         """Store a result of ours and send it to the other peers."""
         self.results.put(index, result, found)
         self._records.note_computed(index)
-        self.progress.arrived()
-        self._pace.arrived(self.me, self.progress.progressed_at)
+        self.progress.note_arrival()
+        self._pace.note_result(self.me, self.progress.progressed_at)
         self.check()
         if self.proposal is not None:
             self._send_result(self.proposal, index, self._result_receivers(self.proposal, index))
@@ -345,9 +345,9 @@ class Butterfly(DataPlane):
         if taken is None and self.results.wanted is not None:
             self._early.put(sender, frame)  # it has overtaken the ResultRecord that vouches for it
         elif taken:
-            self.progress.arrived()
+            self.progress.note_arrival()
             if sender == self.owners[index]:
-                self._pace.arrived(sender, self.progress.progressed_at)
+                self._pace.note_result(sender, self.progress.progressed_at)
             if self.proposal is not None:
                 self._send_result(self.proposal, index, self._result_receivers(self.proposal, index))
             self.check()

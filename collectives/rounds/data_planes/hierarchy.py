@@ -166,7 +166,7 @@ class Hierarchy(Butterfly):
         else:
             (entry,) = cluster.entries
             self._contributions.lend(entry.key, index, self._subtotals, name)
-        self.progress.arrived()
+        self.progress.note_arrival()
         return True
 
     def _send_subtotal(self, cluster: Cluster, index: int) -> None:
@@ -193,7 +193,7 @@ class Hierarchy(Butterfly):
         # A single subtotal is encoded already.
         result = subtotals[0] if single else self._reducer.result(subtotals, weights, self.grid.size(index))
         self.results.put(index, result)
-        self.progress.arrived()
+        self.progress.note_arrival()
         self.check()
         self._send_result(proposal, index, self._result_receivers(proposal, index))
 
@@ -234,7 +234,7 @@ class Hierarchy(Butterfly):
             return
         self._subtotals.store(name, 0, index, frame.payload)
         self._given[name, index] = sender
-        self.progress.arrived()
+        self.progress.note_arrival()
         self._reduce(index)
         self._send_record()
 

@@ -43,7 +43,7 @@ class OwnedChunks:
         """True if we own chunks and all their results are here."""
         return bool(self.indices) and not self._unfinished()
 
-    def checked(self, key: ContributionKey, announcement: Digest) -> None:
+    def note_check(self, key: ContributionKey, announcement: Digest) -> None:
         """Note the announcement with which we check the data of a contributor."""
         self._sources[key] = announcement
 

@@ -83,7 +83,7 @@ class OwnerDependentButterfly(Butterfly):
             if self._fits(frame):
                 self._early.put(sender, frame)
         elif taken:
-            self.progress.arrived()
+            self.progress.note_arrival()
         return taken
 
     def culprit(self, proposal: Proposal) -> tuple[PeerId, str] | None:

@@ -144,7 +144,7 @@ class Ring(OwnerDependentButterfly):
         before, size = path.before[place], self.grid.size(index)
         made = joined(self._adder, passed, before, own, weights, size)
         position.passed.pop(index, None)
-        self.progress.arrived()
+        self.progress.note_arrival()
         if path.stations[-1] == self.me:
             self.results.put(index, made)
             self.check()
@@ -224,7 +224,7 @@ class Ring(OwnerDependentButterfly):
             self.agreement.accuse(sender, BROKEN, self.now())
             return
         position.passed[index] = frame.payload
-        self.progress.arrived()
+        self.progress.note_arrival()
         self._reduce(index)
 
     def _forward(self, index: int) -> None:

@@ -77,13 +77,13 @@ class TransferProgress:
         self._contributors.begin(self.progressed_at)
         self._owners.begin(self.progressed_at)
 
-    def arrived(self) -> None:
+    def note_arrival(self) -> None:
         """Note useful data."""
         if not self._late:
             self._whole = self._last_arrival = self._now()
             self._note_progress()
 
-    def partly_arrived(self) -> None:
+    def note_partial_arrival(self) -> None:
         """Note that bytes of an incomplete frame are arriving."""
         if not self._late and self._now() < self._whole + PARTIAL_FRAMES * self._agreement.terms.patience:
             self._note_progress()

@@ -78,7 +78,7 @@ class PeerQueue:
             wanted = isinstance(frame.message, kind) and getattr(frame.message, "fragment", None) == fragment
             (found if wanted else left).append(frame)
         self._deferred = left
-        self._priority.drop(0)  # A frame may have waited for its turn.
+        self._priority.note_dropped(0)  # A frame may have waited for its turn.
         return found
 
     def has(self, wanted: Callable[[Frame], bool]) -> bool:
@@ -88,18 +88,18 @@ class PeerQueue:
     def drop(self, unwanted: Callable[[Frame], bool]) -> None:
         """Drop the waiting frames of the first class that are `unwanted`."""
         before, self._first = len(self._first), deque(frame for frame in self._first if not unwanted(frame))
-        self._priority.drop(before - len(self._first))
+        self._priority.note_dropped(before - len(self._first))
 
     def clear(self) -> None:
         """Drop all frames not yet handed to the transport."""
-        self._priority.drop(len(self._first))
+        self._priority.note_dropped(len(self._first))
         self._first.clear()
         self._deferred.clear()
 
     async def _send_all(self) -> None:
         while self._first or self._deferred:
             if self.paced and not self._first:
-                await self._priority.turn(lambda: not self._deferred, *cost(self.peer, self._deferred[0]))
+                await self._priority.wait_for_turn(lambda: not self._deferred, *cost(self.peer, self._deferred[0]))
                 if not self._deferred:
                     continue
             deferred = not self._first

@@ -71,7 +71,7 @@ class SendPriority:
             self._change.set()
         self._handed()
 
-    def drop(self, count: int) -> None:
+    def note_dropped(self, count: int) -> None:
         """Count fewer waiting frames of rounds: these will not be sent."""
         self.urgent -= count
         self._change.set()
@@ -98,7 +98,7 @@ class SendPriority:
         self._note_request()
         return not self.urgent and self._pause(nbytes, reader) <= INSTANT
 
-    def took(self, nbytes: int, reader: Reader) -> None:
+    def begin_pause(self, nbytes: int, reader: Reader) -> None:
         """Begin the pause after a frame of state with a payload of `nbytes` bytes."""
         rate = self._uplink()
         if not rate or not nbytes or reader in self.hurried:
@@ -120,7 +120,7 @@ class SendPriority:
         late = self._contribution_at is not None and max(now, self._free) + took > self._contribution_at
         return self._free - now + (PART * took if late else 0.0)
 
-    async def turn(self, withdrawn: Callable[[], bool], nbytes: int, reader: Reader) -> None:
+    async def wait_for_turn(self, withdrawn: Callable[[], bool], nbytes: int, reader: Reader) -> None:
         """Wait until this queue may send a frame of state with `nbytes` bytes.
 
         withdrawn: returns True if the queue has no such frame any more, which ends the wait, too.
@@ -133,7 +133,7 @@ class SendPriority:
             self._waits -= 1
         if not withdrawn():
             self._mark = self._sent
-            self.took(nbytes, reader)
+            self.begin_pause(nbytes, reader)
 
     async def _wait(self, withdrawn: Callable[[], bool], nbytes: int, reader: Reader) -> None:
         while not withdrawn():

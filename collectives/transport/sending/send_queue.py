@@ -249,7 +249,7 @@ class SendQueue:
         if (paced is not None and not self._bulk_priority.free(*paced)) or not self._transport.offer(to, frame):
             return False
         if paced is not None:
-            self._bulk_priority.took(*paced)
+            self._bulk_priority.begin_pause(*paced)
         if queues is not self._control:
             self.sample_bandwidth()
             self._sent(to, frame, deferred)

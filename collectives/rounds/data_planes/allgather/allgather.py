@@ -234,7 +234,7 @@ class AllGather(DataPlane):
     def _note_arrival(self, sender: PeerId, slot: int) -> None:
         """Note the arrival of a piece that has a helper; stand in for a helper that failed."""
         proposal, helper = self.proposal, self._helper(slot)
-        if self._relay_plan.arrived(slot, sender) and sender == self.owners[slot] and proposal is not None:
+        if self._relay_plan.note_arrival(slot, sender) and sender == self.owners[slot] and proposal is not None:
             if helper is not None and stand_in(proposal, sender, helper, slot % len(self.pieces)) == self.me:
                 what = self._slots.split(slot)
                 self._relay_plan.take_on(*what)
@@ -258,7 +258,7 @@ class AllGather(DataPlane):
     def _put(self, slot: int, frame: Frame) -> bool:
         if not self._store.put(slot, frame.payload, frame.hashed):
             return False
-        self.progress.arrived()
+        self.progress.note_arrival()
         self._accuse_faulty()
         self.check()
         return True
@@ -355,5 +355,5 @@ class AllGather(DataPlane):
             lost = [
                 slot % count for slot in message.indices if slot < len(self.owners) and self.owners[slot] == self.me
             ]
-            self._relay_plan.wanted(sender, lost)
+            self._relay_plan.note_request(sender, lost)
         return served

@@ -68,17 +68,17 @@ def test_time_of_an_owner_counts_from_the_first_ballot(spare):
     pace = OwnerPace()
     pace.open(SHARED, 5.0)
     for peer in IDS[:3]:
-        pace.arrived(peer, 6.0)
-    pace.arrived(DAN, 6.0)
-    pace.arrived(DAN, 5.0 + LATE * PLANNED + FELT - spare)
+        pace.note_result(peer, 6.0)
+    pace.note_result(DAN, 6.0)
+    pace.note_result(DAN, 5.0 + LATE * PLANNED + FELT - spare)
     assert pace.failed(SHARED, READY, 1) == (set() if spare > 0 else {DAN}), "its last result counts"
 
 
 def test_pace_is_not_judged_if_another_ballot_was_needed():
     pace = OwnerPace()
     pace.open(SHARED, 5.0)
-    pace.arrived(ANN, 6.0)
-    pace.arrived(DAN, 500.0)
+    pace.note_result(ANN, 6.0)
+    pace.note_result(DAN, 500.0)
     last = msgspec.structs.replace(SHARED, ballot=Ballot(2, BEN))
     assert pace.failed(SHARED, READY, 1) == {DAN} and pace.failed(last, READY, 1) == set()
 

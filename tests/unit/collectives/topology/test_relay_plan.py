@@ -137,9 +137,9 @@ def test_substitute_relays_are_able_and_vary():
 
 def test_relay_failed_when_piece_came_from_another():
     mine = RelayPlan(IDS[1])
-    assert mine.late(5, IDS[0], linked=True) and not mine.late(5, IDS[0], linked=True)
-    assert not mine.arrived(4, WEAK) and not mine.arrived(5, IDS[0]) and not mine.failed
-    assert mine.arrived(5, WEAK) and mine.failed == {IDS[0]}
+    assert mine.note_late(5, IDS[0], linked=True) and not mine.note_late(5, IDS[0], linked=True)
+    assert not mine.note_arrival(4, WEAK) and not mine.note_arrival(5, IDS[0]) and not mine.failed
+    assert mine.note_arrival(5, WEAK) and mine.failed == {IDS[0]}
 
 
 def test_relay_failed_after_requests_of_two_peers():
@@ -147,9 +147,9 @@ def test_relay_failed_after_requests_of_two_peers():
     mine.open(proposal_of(), changed=True)
     helper = mine.relay(0, 16, set(IDS))
     one, two = [peer for peer in IDS if peer not in (WEAK, helper)][:2]
-    mine.wanted(one, [0])
-    mine.wanted(one, [0])
-    mine.wanted(helper, [0])
+    mine.note_request(one, [0])
+    mine.note_request(one, [0])
+    mine.note_request(helper, [0])
     assert not mine.failed
-    mine.wanted(two, [0])
+    mine.note_request(two, [0])
     assert mine.failed == {helper}
