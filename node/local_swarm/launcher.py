@@ -87,19 +87,29 @@ def start_local(run: Path, config: Config, options: Options) -> int:
     return 0
 
 
+_FLAGS = {name: f"--{name}" for name in ("host", "port", "ports", "advertise", "site", "name", "bootstrap")} | {
+    "relay": "--no-relay",
+    "map_port": "--map-port",
+}
+"""Settings whose flags have no meaning for a local swarm."""
+
+_OPTIONS = {name: f"--{name.replace('_', '-')}" for name in ("place", "public", "lan", "wait_for", "new")}
+"""Options that have none."""
+
+
 class LocalSwarm:
     """The processes of a local swarm and their history. `run` starts them and returns when all have ended."""
 
     def __init__(self, file: Path, manifest: Manifest, config: Config, options: Options) -> None:
         """Check the options. Raises UsageError."""
-        odd = [
-            name
-            for name in ("host", "port", "ports", "advertise", "site", "name")
-            if config.sources[name].startswith("flag")
-        ]
-        odd += ["place"] if options.place is not None else []
+        odd = [flag for name, flag in _FLAGS.items() if config.sources[name].startswith("flag")]
+        usual = Options()
+        odd += [flag for name, flag in _OPTIONS.items() if getattr(options, name) != getattr(usual, name)]
         if odd:
-            raise UsageError(f"--{odd[0]} does not apply with --local", "local peers choose their own free ports")
+            raise UsageError(
+                f"{odd[0]} does not apply with --local",
+                "remove it: local peers stay on this machine, choose free ports and names, and begin together",
+            )
         self.file, self.manifest, self.config, self.options = file, manifest, config, options
         self.rounds = options.rounds or manifest.run.rounds
         self.chaos: plans.Chaos | None = None

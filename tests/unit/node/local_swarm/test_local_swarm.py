@@ -263,7 +263,13 @@ def swarm(tmp_path, flags=None, **options):
     [
         ({"port": 7400}, {}, "--port"),
         ({"host": "0.0.0.0"}, {}, "--host"),
+        ({"relay": False}, {}, "--no-relay"),
+        ({"map_port": True}, {}, "--map-port"),
         ({}, {"place": 3}, "--place"),
+        ({}, {"public": True}, "--public"),
+        ({}, {"lan": True}, "--lan"),
+        ({}, {"wait_for": 2}, "--wait-for"),
+        ({}, {"new": True}, "--new"),
         ({}, {"chaos": True, "rounds": 2}, "--chaos"),
     ],
 )
