@@ -53,7 +53,8 @@ def join(
 
     Raises InviteError, ManifestError, ConfigError, InUseError (that home), PortTaken, NoSwarm, Refused and
     ManifestMismatch, all of them HintedError; GroupError if the ranks of `group` do not all call this, and if
-    torch.distributed runs several processes and there is no `group`.
+    torch.distributed runs several processes and there is no `group`. Raises ValueError for a `wait_for` below 1, and for
+    `wait_seconds` that are negative or NaN.
     """
     if group is None:
         check_launch(os.environ)
@@ -62,6 +63,10 @@ def join(
     flags = dict(home=place, name=name, host=host, port=port, ports=ports, advertise=advertise, site=site)
 
     def peer() -> BackgroundPeer:
+        if wait_for < 1:
+            raise ValueError(f"wait_for must be at least 1, which is this peer, not {wait_for}")
+        if not wait_seconds >= 0:
+            raise ValueError(f"wait_seconds must be 0 or more, not {wait_seconds}")
         config, text = load(flags, os.environ), os.fspath(invite_or_toml)
         if isinstance(invite_or_toml, str) and not text.endswith(".toml"):
             entry = _arriving(text, config)

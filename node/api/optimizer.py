@@ -9,6 +9,7 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, SupportsInt
 
 import torch
@@ -136,7 +137,9 @@ class SwarmOptimizer(torch.optim.Optimizer):
         loss = self._loss_of_step() if loss is None else loss
         if isinstance(loss, Tensor) and loss.numel() == 1:
             loss = loss.detach().reshape(())
-        elif not isinstance(loss, float | int):
+        elif isinstance(loss, Real):
+            loss = float(loss)
+        else:
             return
         self._losses, self._losses_count = self._losses + loss, self._losses_count + 1
 

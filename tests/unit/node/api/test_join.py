@@ -1,6 +1,7 @@
 """Founding and joining from Python: changed manifests, names, waiting for peers, the log file."""
 
 import logging
+import math
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 
@@ -96,6 +97,16 @@ def test_another_model_in_the_same_run_is_an_error_and_its_checkpoint_stays(run,
     with thinwire.join(run, **settings) as swarm:
         train(swarm, 2)
         assert swarm.round == 3
+
+
+@pytest.mark.parametrize(
+    "waits", [{"wait_for": 0}, {"wait_for": -1}, {"wait_seconds": -1.0}, {"wait_seconds": math.nan}]
+)
+def test_wait_that_cannot_be_meant_is_refused(run, tmp_path, waits):
+    """A wait of NaN seconds would never end."""
+    with pytest.raises(ValueError, match=next(iter(waits))):
+        thinwire.join(run, home=tmp_path / "one", host="127.0.0.1", **waits)
+    assert not (tmp_path / "one").exists()
 
 
 def test_name_of_a_peer_is_visible_to_the_others(run, tmp_path):

@@ -116,7 +116,7 @@ def test_optimizer_supports_closures():
 
 def test_loss_of_a_round_is_the_mean_of_those_that_are_known():
     model, swarm, inner, optimizer = make(steps=3)
-    for loss in (1.0, torch.tensor([2.0], requires_grad=True), None):
+    for loss in (np.float32(1.0), torch.tensor([2.0], requires_grad=True), None):
         backward(model)
         optimizer.step(loss=loss)
     source = iter([torch.tensor(4.0), None, torch.tensor(8.0)]).__next__
