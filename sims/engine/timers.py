@@ -16,12 +16,12 @@ from thinwire.sims.engine.loop_handles import Timer
 SLOTS = 128.0
 """Slots in a second; a power of two, so that the product with a time is exact."""
 
-Entry = tuple[float, float, int, Timer]
-"""Time of a timer, its random number, its place in the order of `add`, and the timer."""
+Entry = tuple[float, int, Timer]
+"""Time of a timer, its place in the order of `add`, and the timer."""
 
 
 class Timers:
-    """Timers in order of time; equal times are in the order of random numbers, then in that of `add`.
+    """Timers in order of time; equal times are in the order of `add`.
 
     near: the timers of the present slot and of those before, in order, some of them cancelled.
     """
@@ -36,11 +36,11 @@ class Timers:
         """The present slot: that of the last timers in `near`."""
         self._added = 0
 
-    def add(self, timer: Timer, random: float) -> None:
-        """Add a timer. `random`: number that decides between equal times."""
+    def add(self, timer: Timer) -> None:
+        """Add a timer."""
         self._added += 1
         due = timer.due
-        entry = (due, random, self._added, timer)
+        entry = (due, self._added, timer)
         slot = due * SLOTS // 1.0 if due < math.inf else math.inf
         if slot <= self._slot:
             insort(self.near, entry)
@@ -56,8 +56,8 @@ class Timers:
         while near or self._slots:
             if not near:
                 self._slot = heappop(self._slots)
-                near += sorted([entry for entry in self._later.pop(self._slot) if not entry[3].ended])
-            elif near[0][3].ended:
+                near += sorted([entry for entry in self._later.pop(self._slot) if not entry[2].ended])
+            elif near[0][2].ended:
                 near.popleft()
             else:
                 return near[0][0]

@@ -2,14 +2,14 @@
 
 Everything that could make a run differ from its repetition is either drawn from the seed or refused: threads, sockets,
 name resolution, signals. The order of callbacks that are ready at the same moment is random on purpose (a real network
-gives no order either), so that one test with many seeds explores many schedules.
+gives no order either), so that one test with many seeds explores many schedules. It depends only on the seed, the moment and
+the callbacks of this moment: a callback more or less at an earlier moment does not change it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import random
 import struct
 import threading
 from collections.abc import Callable, Coroutine
@@ -36,6 +36,13 @@ leave reference cycles, see `SimWorld.booted`. Among a thousand peers, a look at
 
 EVENTS = 1 << 16
 """Bytes of trace events that are buffered before they are hashed together."""
+
+DRAW_FACTOR, DRAW_SUMMAND, DRAW_MASK = 6364136223846793005, 1442695040888963407, (1 << 64) - 1
+"""Linear congruential generator that draws the order of callbacks (Knuth's MMIX).
+
+The highest bits are used. It starts from the seed and the time at each moment that has several callbacks; to seed a better
+generator takes microseconds.
+"""
 
 HOST: ContextVar[object] = ContextVar("HOST", default=None)
 """Simulated process that runs: set in the context of a peer's first task, inherited by all its tasks.
@@ -97,8 +104,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.now = 0.0
         """Virtual seconds, the value of `time`; read only."""
         self.failure: BaseException | None = None
-        self._rng = random.Random(seed)
-        self._draw = self._rng.random
+        self._seed = seed
         # Attributes: functions in C take a third of the time of a method that calls them.
         self.create_future: Callable[[], asyncio.Future[Any]] = partial(asyncio.Future, loop=self)
         self._explore = explore
@@ -146,30 +152,33 @@ class SimLoop(asyncio.AbstractEventLoop):
     def drive(self, until: asyncio.Future[Any], limit: float) -> None:
         """Run callbacks until `until` is done. Raises a SimFailure."""
         ready, near, frozen = self._ready, self._timers.near, self._frozen
-        draw = self._rng.random if self._explore else None
+        seed, explore = self._seed, self._explore
         now, window, ran, most = self.now, self.now + WINDOW, 0, self._max_callbacks
+        drawn, moment = 0, -1.0
         while not until.done():
             if not ready:
-                if near and not near[0][3].ended and now < near[0][0] <= limit:
+                if near and not near[0][2].ended and now < near[0][0] <= limit:
                     self.now = now = near[0][0]  # as `_advance` does, without calls in the usual case
                 else:
                     now = self._advance(limit)
                 if now > window:
                     window, ran = now + WINDOW, 0
             while near and near[0][0] <= now:
-                timer = near.popleft()[3]
+                timer = near.popleft()[2]
                 if not timer.ended:
                     ready.append(timer)
             ran += 1
             if ran > most:
                 self._give_up(Livelock(f"{most} callbacks ran at {now:.6f} s"))
-            if draw is None:
-                handle = ready.pop(0)
-            elif len(ready) == 1:
-                draw()
+            if len(ready) == 1:
                 handle = ready.pop()
+            elif not explore:
+                handle = ready.pop(0)
             else:
-                pick = int(draw() * len(ready))
+                if now != moment:
+                    drawn, moment = hash((seed, now)), now
+                drawn = (drawn * DRAW_FACTOR + DRAW_SUMMAND) & DRAW_MASK
+                pick = (drawn >> 33) * len(ready) >> 31
                 ready[pick], ready[-1] = ready[-1], ready[pick]
                 handle = ready.pop()
             if handle.ended:
@@ -254,7 +263,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         if when != when:
             raise ValueError("a timer cannot be set to NaN")
         timer = Timer(copy_context() if context is None else context, call, when)
-        self._timers.add(timer, self._draw() if self._explore else 0.0)
+        self._timers.add(timer)
         return timer  # type: ignore[return-value]  # it has the interface
 
     def _check(self) -> None:

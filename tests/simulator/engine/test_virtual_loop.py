@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections import Counter
 
 import pytest
 from thinwire.sims.engine import virtual_loop
@@ -76,6 +77,39 @@ def test_schedules_differ_by_seed_and_repeat() -> None:
     assert len(set(orders)) > 10
     assert orders == ["".join(_order(seed, True)) for seed in range(20)]
     assert _order(3, False) == list("abcdef")
+
+
+def test_orders_of_few_callbacks_are_about_equally_frequent() -> None:
+    async def main() -> list[str]:
+        loop, found = virtual_loop.current(), []
+        for _ in range(100):
+            found.append("")
+
+            def note(name: str) -> None:
+                found[-1] += name
+
+            for name in "abcd":
+                loop.call_later(0.1, note, name)
+            await asyncio.sleep(0.2)
+        return found
+
+    orders = Counter(order for seed in range(48) for order in virtual_loop.run(main(), seed=seed))
+    assert len(orders) == 24 and min(orders.values()) > 150 and max(orders.values()) < 250
+
+
+def test_order_of_callbacks_does_not_depend_on_callbacks_of_earlier_moments() -> None:
+    async def main(other: bool) -> list[str]:
+        log: list[str] = []
+        if other:
+            for delay in (0.5, 0.5, 0.7):
+                virtual_loop.current().call_later(delay, str)
+        async with asyncio.TaskGroup() as group:
+            for name in "abcdef":
+                group.create_task(_nap(1.0, log, name))
+        return log
+
+    for seed in range(20):
+        assert virtual_loop.run(main(True), seed=seed) == virtual_loop.run(main(False), seed=seed)
 
 
 def test_deadlock_fails_the_simulation_and_names_the_cause() -> None:
