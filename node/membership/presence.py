@@ -22,6 +22,7 @@ from thinwire.collectives.timing import TICK
 from thinwire.collectives.transport.interface import Arrival, Transport
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.node.membership.peer_diagnosis import PeerDiagnosis
+from thinwire.node.runtime.asyncio_extra import at_intervals
 from thinwire.node.runtime.event_log import Emit
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.membership.eviction import MAX_PEERS
@@ -170,6 +171,8 @@ class Presence:
         self._handlers: list[Handler] = []  # those of the routes, in the order of the topics
         self._now, self._emit = now, emit
         self._shown = roster.record
+        self._ticked_at = now()
+        """Time of the last tick."""
         self._due = -math.inf
         """Time before which ticks change nothing here, beside those of the roster."""
         self._deadlines: list[Callable[[], float]] | None = [self.watch.deadline] if self.watch is not None else []
@@ -179,9 +182,9 @@ class Presence:
     async def run(self, *beside: Coroutine[Any, Any, None]) -> None:
         """Receive frames and call ticks until cancelled; run other tasks beside."""
         async with asyncio.TaskGroup() as group:
-            self._tasks = group
+            self._tasks, self._ticked_at = group, self._now()
             group.create_task(self._receive())
-            group.create_task(self._keep_time())
+            group.create_task(at_intervals(self.roster.preset.tick, self._tick))
             group.create_task(self._raise_send_failure())
             for work in beside:
                 group.create_task(work)
@@ -306,31 +309,27 @@ class Presence:
         """Let the next tick reach all handlers: the deadline of one may have changed."""
         self._due = -math.inf
 
-    async def _keep_time(self) -> None:
+    def _tick(self) -> None:
         # Most ticks come before all deadlines; to skip them saves much where one process simulates a thousand peers.
-        roster = self.roster
-        tick, limit, last = roster.preset.tick, roster.preset.lag_limit, self._now()
-        while True:
-            await asyncio.sleep(tick)
-            now = self._now()
-            if (lag := now - last - tick) > limit:
-                roster.stalled(lag, now)
-                if lag > STOPPED_SECONDS:
-                    detail = f"for {lag:.0f} s: the process was suspended, or the machine was overloaded"
-                    self._emit("suspended", {"detail": detail})
-            last = now
-            if now >= roster.due:
-                if letters := roster.tick(now):
-                    self._send(letters)
-                self._follow_roster()
-            if now < self._due:
-                continue
-            if self.watch is not None:
-                self.watch.on_tick()
-            for handler in self._handlers:
-                handler.on_tick()
-            if self._deadlines is not None:
-                self._due = min([deadline() for deadline in self._deadlines], default=math.inf)
+        roster, now, last = self.roster, self._now(), self._ticked_at
+        self._ticked_at = now
+        if (lag := now - last - roster.preset.tick) > roster.preset.lag_limit:
+            roster.stalled(lag, now)
+            if lag > STOPPED_SECONDS:
+                detail = f"for {lag:.0f} s: the process was suspended, or the machine was overloaded"
+                self._emit("suspended", {"detail": detail})
+        if now >= roster.due:
+            if letters := roster.tick(now):
+                self._send(letters)
+            self._follow_roster()
+        if now < self._due:
+            return
+        if self.watch is not None:
+            self.watch.on_tick()
+        for handler in self._handlers:
+            handler.on_tick()
+        if self._deadlines is not None:
+            self._due = min([deadline() for deadline in self._deadlines], default=math.inf)
 
     def _send(self, messages: Sequence[tuple[PeerId, Message]]) -> None:
         for peer, message in messages:

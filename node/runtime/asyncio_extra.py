@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from thinwire.collectives.blocking_work import Work, at_once
 
-__all__ = ["ErrorHandler", "Result", "Work", "at_once", "cancelled", "stray_errors", "uninterrupted"]
+__all__ = ["ErrorHandler", "Result", "Work", "at_intervals", "at_once", "cancelled", "stray_errors", "uninterrupted"]
 
 Result = TypeVar("Result")
 
@@ -42,6 +42,33 @@ def stray_errors(logger: logging.Logger, alarm: Callable[[str], None]) -> ErrorH
             )
 
     return handle
+
+
+async def at_intervals(seconds: float, function: Callable[[], object]) -> None:
+    """Call a function at regular intervals until cancelled, first after one interval.
+
+    Raises the exception of the function. Timers call it: a task that sleeps takes more than twice as long, mostly to be woken.
+    """
+    loop = asyncio.get_running_loop()
+    failure: asyncio.Future[None] = loop.create_future()
+    timer: asyncio.TimerHandle
+
+    def call() -> None:
+        nonlocal timer
+        if failure.done():  # cancelled, but not yet awake
+            return
+        try:
+            function()
+        except Exception as error:
+            failure.set_exception(error)
+        else:
+            timer = loop.call_later(seconds, call)
+
+    timer = loop.call_later(seconds, call)
+    try:
+        await failure
+    finally:
+        timer.cancel()
 
 
 async def uninterrupted(work: Awaitable[Result]) -> Result:

@@ -4,7 +4,47 @@ import asyncio
 import logging
 
 import pytest
-from thinwire.node.runtime.asyncio_extra import cancelled, stray_errors, uninterrupted
+from thinwire.node.runtime.asyncio_extra import at_intervals, cancelled, stray_errors, uninterrupted
+from thinwire.sims.engine import virtual_loop
+
+
+def test_function_is_called_at_intervals_until_cancelled():
+    async def main():
+        loop, calls = asyncio.get_running_loop(), []
+        task = asyncio.create_task(at_intervals(0.5, lambda: calls.append(loop.time())))
+        await asyncio.sleep(2.25)
+        await cancelled(task)
+        await asyncio.sleep(2.0)
+        return calls
+
+    assert virtual_loop.run(main(), seed=0) == [0.5, 1.0, 1.5, 2.0]
+
+
+def test_function_called_at_intervals_raises_its_error_and_is_not_called_again():
+    calls = []
+
+    def fail():
+        calls.append(1)
+        raise ValueError("mine")
+
+    async def main():
+        with pytest.raises(ValueError, match="mine"):
+            await at_intervals(0.5, fail)
+        await asyncio.sleep(2.0)
+
+    virtual_loop.run(main(), seed=0)
+    assert calls == [1]
+
+
+def test_function_called_at_intervals_may_cancel_them():
+    async def main():
+        calls = []
+        task = asyncio.create_task(at_intervals(0.5, lambda: (calls.append(1), task.cancel())))
+        await asyncio.wait([task])
+        await asyncio.sleep(2.0)
+        return calls
+
+    assert virtual_loop.run(main(), seed=0) == [1]
 
 
 def test_cancelled_work_is_awaited_to_its_end():
