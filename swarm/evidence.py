@@ -41,7 +41,7 @@ def conflicting(first: Statement, second: Statement) -> bool:
         return (
             isinstance(first, Announced)
             and isinstance(second, Announced)
-            and msgspec.structs.replace(first, digest=second.digest) == second != first
+            and msgspec.structs.replace(first, base=second.base, digest=second.digest) == second != first
             and len(first.life) == LIFE
         )
     slots = [(one.lineage, one.fragment, one.round, one.ballot, one.digest is None) for one in (first, second)]
@@ -110,11 +110,6 @@ class Equivocation:
             self._report_equivocation(peer, other, (statement, signature))
         if all(one != statement for one, _ in known):
             known[:] = [*known[1 - EACH :], (statement, signature)]
-
-    def signature_of(self, peer: PeerId, statement: Statement) -> bytes | None:
-        """Return the signature of a statement that was noted, if it is still stored."""
-        known = self._known.get((peer, *_kind(statement)), ())
-        return next((signature for one, signature in known if one == statement), None)
 
 
 def _kind(statement: Statement) -> tuple[type, bool]:

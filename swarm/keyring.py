@@ -44,6 +44,10 @@ class Keyring:
         """Return True if the peer's key is known, and `signature` is its signature under the message."""
         return self._valid(self.key_of(peer), message, signature)
 
+    def verify_with(self, key: bytes, peer: PeerId, message: Message, signature: bytes) -> bool:
+        """Return True if this is the peer's public key, and `signature` is its signature under the message."""
+        return peer_id_of(key) == peer and self._valid(key, message, signature)
+
     def with_keys(self, keys: Iterable[bytes]) -> Verify:
         """Return a function like `verify` that also knows these public keys."""
         more = {peer_id_of(key): key for key in keys}

@@ -79,14 +79,7 @@ def group_round(
         chunks=len(share.grid),
     )
 
-    agreement = Agreement(
-        context.me,
-        terms,
-        sign=context.keyring.sign,
-        verify=context.keyring.verify,
-        live=context.live,
-        voter=voter,
-    )
+    agreement = Agreement(context.keyring, terms, live=context.live, voter=voter)
     data_plane = Butterfly(
         agreement,
         share.elements,

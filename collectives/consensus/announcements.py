@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.proposal import announced_lives, names
+from thinwire.collectives.consensus.proposal import names, new_lives
 from thinwire.swarm.evidence import Equivocation
-from thinwire.swarm.lineage import Verify
+from thinwire.swarm.keyring import Keyring
 from thinwire.swarm.messages.registry import (
+    Announced,
     Blame,
     Contribution,
     Digest,
-    Message,
+    LifeProof,
     PeerId,
     Proposal,
     Ready,
@@ -28,20 +28,13 @@ class Announcements:
     equivocation: gets each announcement with a valid signature, because two with one number are evidence.
     """
 
-    def __init__(
-        self,
-        me: PeerId,
-        electorate: Electorate,
-        equivocation: Equivocation,
-        *,
-        sign: Callable[[Message], bytes],
-        verify: Verify,
-    ) -> None:
+    def __init__(self, keyring: Keyring, electorate: Electorate, equivocation: Equivocation) -> None:
         self.newest: dict[PeerId, Ready] = {}
         """The newest announcement of each peer, our own included."""
+        self._signatures: dict[PeerId, bytes] = {}
+        """Signatures of the newest announcements of others."""
         self._named: dict[Digest, ShownReady] = {}  # by digest, see `keep`
-        self._me, self._electorate, self._equivocation = me, electorate, equivocation
-        self._sign, self._verify = sign, verify
+        self._me, self._keyring, self._electorate, self._equivocation = keyring.me, keyring, electorate, equivocation
         self._differ = False
 
     def add(self, sender: PeerId, message: Ready, signature: bytes) -> bool:
@@ -51,7 +44,7 @@ class Announcements:
             self._equivocation.note(sender, message.statement(), signature)
         if known is not None and message.attempt <= known.attempt:
             return False
-        self.newest[sender] = message
+        self.newest[sender], self._signatures[sender] = message, signature
         if not message.voter or terms.other_life(sender, message.life):
             self._electorate.nonvoters.add(sender)
         self._differ |= message.base != terms.base
@@ -68,10 +61,37 @@ class Announcements:
         return 2 * max(bases.values(), default=0) > len(terms.members)
 
     def signed(self, peer: PeerId) -> SignedAnnouncement | None:
-        """Return the newest announcement of a peer with its signature; None if one of them is unknown here."""
-        ready = self.newest.get(peer)
-        signature = None if ready is None else self._equivocation.signature_of(peer, ready.statement())
-        return SignedAnnouncement(ready.statement(), signature) if ready is not None and signature is not None else None
+        """Return the newest announcement of a peer with its signature; None if there is none."""
+        if (ready := self.newest.get(peer)) is None:
+            return None
+        said = ready.statement()
+        return SignedAnnouncement(said, self._keyring.sign(said) if peer == self._me else self._signatures[peer])
+
+    # --- lives of the next members
+
+    def life_proof(self, peer: PeerId) -> LifeProof | None:
+        """Return the newest announcement of a peer as the proof of its life.
+
+        None: there is no announcement, or its key is unknown.
+        """
+        signed, key = self.signed(peer), self._keyring.key_of(peer)
+        if signed is None or key is None:
+            return None
+        return LifeProof(signed.statement.attempt, signed.statement.digest, key, signed.signature)
+
+    def lives_proven(self, proposal: Proposal) -> bool:
+        """Return True if a proposal has a proof, signed by its peer, of each new life."""
+        if not self._electorate.terms.lineage:
+            return True
+        lives = new_lives(proposal, self._electorate.terms).items()
+        return len(lives) == len(proposal.life_proofs) and all(
+            self._proves_life(proposal, *new, proof) for new, proof in zip(lives, proposal.life_proofs, strict=True)
+        )
+
+    def _proves_life(self, proposal: Proposal, peer: PeerId, life: bytes, proof: LifeProof) -> bool:
+        base = self._electorate.terms.base
+        said = Announced(proposal.round, proposal.fragment, proof.attempt, life, base, proof.announced)
+        return self._keyring.verify_with(proof.key, peer, said, proof.signature)
 
     # --- announcements that proposals name
 
@@ -97,9 +117,8 @@ class Announcements:
         ready = self.newest.get(entry.peer)
         if ready is None or not names(entry, ready):
             return None
-        said = ready.statement()
-        signature = self._sign(said) if entry.peer == self._me else self._equivocation.signature_of(entry.peer, said)
-        return ShownReady(entry.peer, ready, signature or b"")
+        signed = self.signed(entry.peer)
+        return ShownReady(entry.peer, ready, signed.signature if signed is not None else b"")
 
     @property
     def kept(self) -> list[ShownReady]:
@@ -112,7 +131,7 @@ class Announcements:
         entry = next((one for one in proposal.contributors if one.peer == peer), None)
         if entry is None or not entry.announced or not names(entry, ready) or self.find(entry) is not None:
             return
-        if self._verify(peer, ready.statement(), shown.signature):
+        if self._keyring.verify(peer, ready.statement(), shown.signature):
             self._equivocation.note(peer, ready.statement(), shown.signature)
             self._named[entry.announced] = shown
 
@@ -125,27 +144,10 @@ class Announcements:
         pairs = [(entry, self.newest.get(entry.peer)) for entry in proposal.contributors if entry.peer != self._me]
         return [one.peer for one, ready in pairs if ready and ready.attempt == one.attempt and not names(one, ready)]
 
-    def other_life(self, proposal: Proposal) -> tuple[PeerId, SignedAnnouncement | None]:
-        """Return a peer whose life in a free proposal contradicts its announcement, and that announcement.
-
-        Return an empty id and None if there is no such peer.
-        """
-        for peer, life in announced_lives(proposal).items():
-            ready = self.newest.get(peer)
-            if (
-                peer != self._me
-                and ready is not None
-                and ready.life != life
-                and (announced := self.signed(peer)) is not None
-            ):
-                return peer, announced
-        return b"", None
-
     def proves(self, blame: Blame, proposal: Proposal) -> bool:
         """Return True if a complaint shows an announcement that contradicts the proposal.
 
-        It has other data under the same number, or another life. Adopted results name the lives at their decision, which
-        may have ended since.
+        It has other data under the same number.
         """
         if blame.said is None:
             return False
@@ -153,9 +155,9 @@ class Announcements:
         if (announced.round, announced.fragment) != (proposal.round, proposal.fragment):
             return False
         named = next((entry for entry in proposal.contributors if entry.peer == blame.peer), None)
-        other_data = named is not None and announced.attempt == named.attempt and announced.digest != named.announced
-        other_life = announced_lives(proposal).get(blame.peer, announced.life) != announced.life
-        if not (other_data or other_life) or not self._verify(blame.peer, announced, signature):
+        if named is None or announced.attempt != named.attempt or announced.digest == named.announced:
+            return False
+        if not self._keyring.verify(blame.peer, announced, signature):
             return False
         self._equivocation.note(blame.peer, announced, signature)
         return True

@@ -193,12 +193,6 @@ class Complaints:
         announced = self._announcements.signed(peer) if reason == TWO_ANNOUNCEMENTS else None
         return Blame(self._terms.round, self._terms.fragment, proposal.ballot, peer, reason, announced)
 
-    def of_life(self, proposal: Proposal) -> Blame | None:
-        """Return a complaint about a life in a proposal, with the member's announcement of another one."""
-        peer, announced = self._announcements.other_life(proposal)
-        place = self._terms.round, self._terms.fragment, proposal.ballot
-        return Blame(*place, peer, TWO_ANNOUNCEMENTS, announced) if announced is not None else None
-
     def unwanted(self, proposal: Proposal) -> list[tuple[PeerId, str]]:
         """Return the contributors that we would exclude, if enough others are left, and the reason."""
         contributors = {entry.peer for entry in proposal.contributors}

@@ -11,7 +11,7 @@ from thinwire.collectives.consensus.members.quorum import enough, fewest, possib
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL
 from thinwire.swarm.lineage import Verify
-from thinwire.swarm.messages.registry import PeerId, Proposal, Ready
+from thinwire.swarm.messages.registry import Farewell, PeerId, Proposal, Ready
 
 VIEW = 4.0
 """Patiences that a view lasts in the first rotation: for promises, a proposal, results and votes."""
@@ -139,6 +139,19 @@ class Electorate:
         """Return True if a peer is no member and needs an endorsement to become one."""
         return peer not in self.terms.members and self._trial(peer)
 
+    def endorses(self, proposal: Proposal, ready: Mapping[PeerId, Ready], *, voted: bool) -> bool:
+        """Return True if all newcomers on trial that a proposal makes members are endorsed.
+
+        voted: True if there are votes for results with these members. The honest voters had endorsements of a quorum. Then
+        endorsements of more members than may lie are enough, because liars may have withheld theirs from this peer.
+        """
+        endorsers = [self._endorsers(peer, ready) for peer in proposal.members if self.on_trial(peer)]
+        return all(len(one) > self.liars if voted else self.enough(one) for one in endorsers)
+
+    def _endorsers(self, peer: PeerId, ready: Mapping[PeerId, Ready]) -> set[PeerId]:
+        """Return the members that endorse a peer on trial, by their announcements in this round."""
+        return {one for one in self.terms.members if one in ready and peer in ready[one].endorses}
+
     def uncounted(self, peers: Iterable[PeerId], ready: Mapping[PeerId, Ready]) -> dict[PeerId, str]:
         """Return those of `peers` whose contributions should not count, with reasons.
 
@@ -151,7 +164,7 @@ class Electorate:
         found: dict[PeerId, str] = {}
         for peer in peers:
             others = len(self.terms.members) - (peer in self.terms.members)
-            if self.on_trial(peer) and not self.enough({one for one in announced if peer in announced[one].endorses}):
+            if self.on_trial(peer) and not self.enough(self._endorsers(peer, ready)):
                 found[peer] = ON_TRIAL
             elif against[peer] > 1 and 2 * against[peer] > others:
                 found[peer] = DISTRUSTED
@@ -167,14 +180,34 @@ class Electorate:
         return tolerated(len(self.terms.members), self.terms.fraction)
 
     def retained(self, alive: Collection[PeerId], gone: Collection[PeerId]) -> tuple[PeerId, ...]:
-        """Return the members that stay members without a part in a ballot, the most senior ones first.
+        """Return the members that stay members without a part in a ballot.
 
-        They are as many as the next members need to tolerate as many liars as those of this round, or all but `gone`.
-        Otherwise each absence of an honest member would increase the share of the liars.
+        They are as many as the next members need to tolerate as many liars as those of this round, or all but `gone`, which
+        have left with a farewell. Otherwise each absence of an honest member would increase the share of the liars. The most
+        senior ones stay, banned ones only if there are too few others: not all peers may know the evidence.
         """
-        seniors = self.terms.seniors or self.terms.members
+        seniors, banned = self.terms.seniors or self.terms.members, self.banned()
         absent = [peer for peer in seniors if peer not in alive and peer not in gone and peer in self.terms.lives]
+        absent.sort(key=lambda peer: peer in banned)
         return tuple(absent[: max(0, fewest(self.liars) - len(alive))])
+
+    def left(self, proposal: Proposal) -> tuple[Farewell, ...]:
+        """Return the signed farewells of a proposal that explain why members are left out.
+
+        Empty if enough members stay, see `retained`.
+        """
+        if not self.retained(proposal.members, ()):
+            return ()
+        found = {
+            one.peer: one
+            for one in (*proposal.farewells, *proposal.left)
+            if one.peer not in proposal.members and self.farewells.signed(one)
+        }
+        return tuple(found[peer] for peer in sorted(found))
+
+    def keeps_enough(self, proposal: Proposal) -> bool:
+        """Return True if enough members stay members, see `retained`."""
+        return not self.retained(proposal.members, [one.peer for one in self.left(proposal)])
 
     def suffice(self, agreeing: Collection[PeerId], proposal: Proposal) -> bool:
         """Return True if these peers can commit a proposal."""
@@ -192,6 +225,13 @@ class Electorate:
         Then an honest one has checked them.
         """
         return len(voters) > max(1, self.liars)
+
+    def accepted(self, voters: Collection[PeerId]) -> bool:
+        """Return True if an honest one of these voters has accepted the next members.
+
+        It is this peer, or one of more voters than may lie.
+        """
+        return not self.liars or self.me in voters or self.confirmed(voters)
 
     def reaches(self, member: PeerId) -> bool:
         """Return True if this peer can reach a member that has a vote and has not left."""

@@ -69,8 +69,12 @@ class Farewells:
         return peers == sorted(set(peers)) and all(self._valid(farewell, proposal) for farewell in proposal.farewells)
 
     def _valid(self, farewell: Farewell, proposal: Proposal) -> bool:
+        return farewell.promised <= proposal.ballot and self.signed(farewell)
+
+    def signed(self, farewell: Farewell) -> bool:
+        """Return True if a member has signed this farewell."""
         terms, known = self._terms, self._known.get(farewell.peer)
-        if farewell.promised > proposal.ballot or farewell.peer not in terms.members:
+        if farewell.peer not in terms.members:
             return False
         if known is not None and known.farewell == farewell:
             return True

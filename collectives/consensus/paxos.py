@@ -50,6 +50,7 @@ from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.collectives.consensus.turn import Turn
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteStore
 from thinwire.swarm.evidence import Equivocation, ReportEquivocation
+from thinwire.swarm.keyring import Keyring
 from thinwire.swarm.messages.registry import (
     LIFE,
     Ask,
@@ -78,20 +79,17 @@ class Agreement:
 
     Call `announce`, `on_message`, `reach`, `on_link_down`, `progress`, `complete`, `accuse` and `tick`; after each call
     send what `take` returns ((peer or None for everyone reachable, message) pairs) and look at `proposal`, `commit` and
-    `diverged`. `sign(message)` and `verify(peer, message, signature)` are the identity's. `voter`: False if this peer must
-    not vote. `idle`: peers without chunks from the start. `barred`: peers that must not contribute because they withheld
-    their data in earlier rounds; `hasty`: peers whose ballots must not stop a leader that makes progress. `store`: our
-    stored votes and life; None: in memory. `report_equivocation`: see Equivocation. `banned`: returns peers that must not
-    become members of the next round. `trial`: see Electorate.
+    `diverged`. `voter`: False if this peer must not vote. `idle`: peers without chunks from the start. `barred`: peers that
+    must not contribute because they withheld their data in earlier rounds; `hasty`: peers whose ballots must not stop a
+    leader that makes progress. `store`: our stored votes and life; None: in memory. `report_equivocation`: see
+    Equivocation. `banned`: returns peers that must not become members of the next round. `trial`: see Electorate.
     """
 
     def __init__(
         self,
-        me: PeerId,
+        keyring: Keyring,
         terms: RoundTerms,
         *,
-        sign: Callable[[Message], bytes],
-        verify: Callable[[PeerId, Message, bytes], bool],
         live: Collection[PeerId],
         voter: bool = True,
         idle: Collection[PeerId] = (),
@@ -103,21 +101,21 @@ class Agreement:
         trial: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
         store = MemoryVoteStore() if store is None else store
-        self.me, self.terms = me, terms
+        self.me, self.terms = keyring.me, terms
         self.proposal: Proposal | None = None
         self.commit: Commit | None = None
         self.diverged = False
         """True if the swarm is ahead, or most members have another state than ours, which must be fetched."""
         self.past: set[PeerId] = set()
         """Peers that report to be in a later round."""
-        self.sign, self.verify = sign, verify
-        self._electorate = Electorate(me, terms, live, verify, trial, banned)
+        self.sign, self.verify = keyring.sign, keyring.verify
+        self._electorate = Electorate(self.me, terms, live, keyring.verify, trial, banned)
         equivocation = Equivocation(report_equivocation)
-        self.announcements = Announcements(me, self._electorate, equivocation, sign=sign, verify=verify)
+        self.announcements = Announcements(keyring, self._electorate, equivocation)
         self.ready = self.announcements.newest
-        self._check = ProposalCheck(me, store.life, self._electorate, self.announcements, equivocation, verify=verify)
-        self._proposer = Proposer(self._electorate, self.ready, idle, barred)
-        abstains = not voter or terms.other_life(me, store.life)
+        self._check = ProposalCheck(self._electorate, self.announcements, equivocation, keyring.verify)
+        self._proposer = Proposer(self._electorate, self.ready, idle, barred, self.announcements.life_proof)
+        abstains = not voter or terms.other_life(self.me, store.life)
         self._acceptor = Acceptor(terms, store, self._electorate.views, abstains=abstains)
         self._hasty = hasty
         self._turn = Turn(self._electorate, self._acceptor, self._proposer, self.ready)
@@ -125,7 +123,7 @@ class Agreement:
         self._shown: set[tuple[PeerId, Ballot]] = set()
         self._out: list[tuple[PeerId | None, Message]] = []
         if self._acceptor.abstains:
-            self._electorate.nonvoters.add(me)
+            self._electorate.nonvoters.add(self.me)
             self._send_farewell()  # We left this round in an earlier process, and others may not know it.
 
     @property
@@ -144,9 +142,12 @@ class Agreement:
         return self._electorate.able
 
     @property
-    def divided(self) -> bool:
-        """True if the round is stopped: two values can have been chosen, and no other member has answered."""
-        return self._proposer.divided and self.commit is None
+    def blocked(self) -> bool:
+        """True if the round is stopped, and no other member has answered.
+
+        Two values can have been chosen, or one with newcomers that lack endorsements here.
+        """
+        return self._proposer.blocked and self.commit is None
 
     def on_trial(self, peer: PeerId) -> bool:
         """Return True if a peer is no member and needs an endorsement to become one."""
@@ -338,9 +339,11 @@ class Agreement:
             case ViewChange():
                 self._on_view_change(sender, message, now)
             case Promise():
+                counts = sender in self.terms.members
                 if message.voted is not None:
                     self._check.note(message.voted)
-                self._proposer.on_promise(sender, message, signature, counts=sender in self.terms.members)
+                if message.voted is None or (counts and self._check.genuine(message.voted)):
+                    self._proposer.on_promise(sender, message, signature, counts=counts)
             case Decline():
                 self._proposer.excuse(sender)
             case Vote():
@@ -366,8 +369,6 @@ class Agreement:
     def _on_proposal(self, sender: PeerId, message: Propose, now: float) -> None:
         proposal = message.proposal
         if not self._check.admits(sender, message, self.proposal):
-            if (blame := self._complaints.of_life(proposal)) is not None:
-                self._out.append((sender, blame))
             return
         if not self._acceptor.follows(sender, proposal, now, lambda: self._check.justified(message)):
             return
@@ -443,8 +444,10 @@ class Agreement:
 
     def _on_leave(self, sender: PeerId, message: Leave) -> None:
         """Note a farewell, and pass it on while the round needs it: the peer may not have reached all others."""
-        peer = message.farewell.peer
-        if self.commit is None and self._electorate.farewells.add(message):
+        peer, voted, farewells = message.farewell.peer, message.voted, self._electorate.farewells
+        if self.commit is not None or peer in farewells or peer not in self.terms.members:
+            return
+        if (voted is None or self._check.genuine(voted)) and farewells.add(message):
             others = self._electorate.live - {self.me, sender, peer}
             self._out += [(other, message) for other in sorted(others)]
             self._proposer.on_peer_lost(peer, self.proposal)

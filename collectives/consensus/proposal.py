@@ -48,16 +48,8 @@ FAULTS = (
 LEFT, ON_TRIAL, DISTRUSTED = "left", "on trial", "its contributions do not lower the loss"
 """Reasons of an Exclusion: the peer has left with a farewell, lacks endorsements, or is distrusted."""
 
-
-def announced_lives(proposal: Proposal) -> dict[PeerId, bytes]:
-    """Return the lives that peers have announced for a free proposal.
-
-    Adopted results name the lives at their decision, and absent members those of the round before.
-    """
-    if proposal.adopted is not None:
-        return {}
-    lives = lives_of(proposal.members, proposal.lives)
-    return {peer: life for peer, life in lives.items() if peer in proposal.alive}
+UNPROVEN = "its key is unknown"
+"""Reason of an Exclusion: the leader cannot prove the peer's life to others."""
 
 
 def names(entry: Contribution, ready: Ready) -> bool:
@@ -81,14 +73,20 @@ def vote_for(proposal: Proposal, digest: Digest) -> Vote:
     return msgspec.structs.replace(statement(proposal), digest=digest)
 
 
+def new_lives(proposal: Proposal, terms: RoundTerms) -> dict[PeerId, bytes]:
+    """Return the next members that are not members of this round in the same life, with their lives."""
+    lives = lives_of(proposal.members, proposal.lives)
+    return {peer: life for peer, life in lives.items() if terms.lives.get(peer) != life}
+
+
 def sound(proposal: Proposal, terms: RoundTerms) -> bool:
     """Return True if the structure of a proposal is valid.
 
     Round, lineage and electorate are those of the terms. Lists are sorted without duplicates, `alive` is within the group
     and has an owner, each chunk has one owner, weights are bounded or as settled, a ring has all owners. Contributors are
-    members of the next round. In a lineage, their announcements and the lives of all members are named. A proposal of
-    adopted results names their holders, and the members that were decided with them. In others, members that are absent keep
-    their lives.
+    members of the next round. In a lineage, their announcements and the lives of all members are named, and new lives have
+    proofs (whose signatures are not checked here). A proposal of adopted results names their holders, and the members that
+    were decided with them. In others, members that are absent keep their lives.
     """
     peers = [contribution.peer for contribution in proposal.contributors]
     return (
@@ -110,6 +108,8 @@ def sound(proposal: Proposal, terms: RoundTerms) -> bool:
         and clusters.sound(proposal.sites, len(proposal.group) if terms.sited else 0)
         and len(proposal.lives) in (0, LIFE * len(proposal.members))
         and (not terms.lineage or len(lives_of(proposal.members, proposal.lives)) == len(proposal.members))
+        and (proposal.adopted is not None or not proposal.left)
+        and len(proposal.life_proofs) == (len(new_lives(proposal, terms)) if terms.lineage else 0)
         and (terms.weights is None or all(terms.weights.get(c.peer) == c.weight for c in proposal.contributors))
         and (not proposal.order or _ring_valid(proposal, terms))
     )
@@ -274,13 +274,14 @@ def adopt(
     able: tuple[PeerId, ...],
     choice: AcceptedValue,
     excluded: Mapping[PeerId, str],
+    farewells: tuple[Farewell, ...] = (),
+    left: tuple[Farewell, ...] = (),
     *,
     idle: Collection[PeerId],
-    farewells: tuple[Farewell, ...] = (),
 ) -> Proposal:
     """Return a proposal of a value with votes: peers fetch its results from the voters.
 
-    The members of the next round are part of the value, although other peers may take part now.
+    The members of the next round are part of the value, although other peers may take part now. left: see `Electorate.left`.
     """
     old = choice.proposal
     alive = able or choice.voters
@@ -304,8 +305,10 @@ def adopt(
         shares=tuple(owned.get(peer, 0) for peer in group) if kept else (),
         sites=clusters.kept(old.group, old.sites, group) if terms.sited else (),
         lives=old.lives,
+        life_proofs=old.life_proofs,
         lineage=terms.lineage,
         farewells=farewells,
+        left=left,
         electorate=terms.electorate,
     )
 

@@ -6,55 +6,46 @@ contributors that an honest leader could have proposed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from thinwire.collectives.consensus.acceptor import BALLOTS
 from thinwire.collectives.consensus.announcements import Announcements
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.farewells import departed
 from thinwire.collectives.consensus.justification import justified
-from thinwire.collectives.consensus.members.lives import lives_of
-from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, announced_lives, statement, vote_for
+from thinwire.collectives.consensus.proposal import DISTRUSTED, name_of, sound, statement, vote_for
 from thinwire.swarm.evidence import Equivocation
 from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import (
+    MAX_PROPOSALS,
     Commit,
+    Digest,
     PeerId,
     Proposal,
     Propose,
-    Ready,
     Vote,
 )
 
+MAX_GENUINE = 4 * MAX_PROPOSALS
+"""Number of genuine proposals whose signatures are not checked again."""
+
 
 class ProposalCheck:
-    """Checks of one round, and the signed statements of leaders and voters that a peer has seen.
-
-    life: our life before we announce one.
-    """
+    """Checks of one round, and the signed statements of leaders and voters that a peer has seen."""
 
     def __init__(
-        self,
-        me: PeerId,
-        life: bytes,
-        electorate: Electorate,
-        announcements: Announcements,
-        equivocation: Equivocation,
-        *,
-        verify: Verify,
+        self, electorate: Electorate, announcements: Announcements, equivocation: Equivocation, verify: Verify
     ) -> None:
         self.refused: set[PeerId] = set()
         """Leaders that made a proposal no honest leader makes: they lead no further ballot of this round."""
         self.deferred: tuple[PeerId, Propose] | None = None
-        """Proposal with members of which announcements are missing here, and its sender."""
-        self._me, self._life, self._electorate = me, life, electorate
-        self._ready, self._equivocation = announcements.newest, equivocation
+        """Proposal with newcomers that lack endorsements, and its sender."""
+        self._electorate, self._announcements, self._equivocation = electorate, announcements, equivocation
         self._verify = verify
+        self._genuine: set[Digest] = set()
+        """Names of genuine proposals."""
 
     def admits(self, sender: PeerId, message: Propose, present: Proposal | None) -> bool:
         """Return True if a proposal is newer than the present one and valid, its justification aside.
 
-        A proposal with members of which announcements are missing here is deferred, because they may arrive soon.
+        A proposal with newcomers that lack endorsements is deferred, because announcements with these may arrive soon.
         """
         proposal = message.proposal
         sealed = self.note(proposal)
@@ -69,39 +60,24 @@ class ProposalCheck:
             return False  # No results exist before the first ballot.
         if free and not set(proposal.alive).isdisjoint(self._electorate.banned()):
             return False
-        # A liar can report a vote for results with any members. With more votes an honest member takes the results, too.
-        doubted = self._electorate.liars > 0 and not self._electorate.confirmed(proposal.sources)
-        if (free or doubted) and not self._members_known(proposal):
-            self.deferred = sender, message
-            return False
-        self.deferred = None
-        if free and proposal.ballot.term <= BALLOTS and self._misplaced(proposal):
+        misplaced = free and proposal.ballot.term <= BALLOTS and self._misplaced(proposal)
+        if misplaced or not self._announcements.lives_proven(proposal):
             self.refused.add(proposal.ballot.leader)
             return False
-        mine = self._ready.get(self._me)
-        agree = _lives_agree(proposal, self._me, mine.life if mine is not None else self._life, self._ready)
-        return agree and self._electorate.farewells.valid(proposal)
-
-    def _members_known(self, proposal: Proposal) -> bool:
-        """Return True if the next members that are known here are enough, see `Electorate.retained`.
-
-        A known member has the life that it had, or has announced this one here in this round. Otherwise a leader could take the
-        vote of an absent member. Newcomers on trial need endorsements. A free proposal may have newcomers that are not known
-        here: their announcements may not have reached all members.
-        """
-        electorate, terms, free = self._electorate, self._electorate.terms, proposal.adopted is None
-        if ON_TRIAL in electorate.uncounted(proposal.members, self._ready).values():
+        if not self.genuine(proposal) or not self._electorate.farewells.valid(proposal):
             return False
-        lives = lives_of(proposal.members, proposal.lives)
-        announced = {peer: self._ready[peer].life for peer in proposal.members if peer in self._ready}
-        newcomers, known = set(proposal.members).difference(terms.members), set[PeerId]()
-        for peer in proposal.members:
-            if (free and peer in newcomers) or lives.get(peer) in (announced.get(peer), terms.lives.get(peer)):
-                known.add(peer)
-        return newcomers <= known and not electorate.retained(known, {*departed(proposal), *electorate.banned()})
+        # A liar can report a vote for results with any members. With more votes an honest member takes the results, too.
+        if free or not self._electorate.accepted(proposal.sources):
+            if not self._electorate.endorses(proposal, self._announcements.newest, voted=not free):
+                self.deferred = sender, message
+                return False
+        self.deferred = None
+        return True
 
     def justified(self, message: Propose) -> bool:
         """Return True if the value of a proposal follows from its promises; otherwise refuse the leader."""
+        if not all(map(self.genuine, message.earlier)):
+            return False  # An honest leader may know keys that this peer does not know yet.
         if justified(message, self._electorate, self._verify):
             return True
         # An honest leader sends no such proposal. Its further ballots in this round would only take time.
@@ -114,10 +90,28 @@ class ProposalCheck:
         The leader has the announcements of all of `alive`, so an honest one knows at least the distrust that we know of
         these. (Not if a member sends different announcements; so only a few ballots of a round are refused.)
         """
-        announced = {peer: self._ready[peer] for peer in proposal.alive if peer in self._ready}
+        newest = self._announcements.newest
+        announced = {peer: newest[peer] for peer in proposal.alive if peer in newest}
         peers = [entry.peer for entry in proposal.contributors]
         enough = len(peers) > self._electorate.terms.min_peers
         return enough and DISTRUSTED in self._electorate.uncounted(peers, announced).values()
+
+    def genuine(self, proposal: Proposal) -> bool:
+        """Return True if a proposal is sound and proves its members. An honest peer votes for no other one.
+
+        New members are proven by announcements, and missing ones by farewells.
+        """
+        name = name_of(proposal)
+        if name in self._genuine:
+            return True
+        terms = self._electorate.terms
+        proven = sound(proposal, terms) and self._announcements.lives_proven(proposal)
+        if proven and self._electorate.keeps_enough(proposal):
+            if len(self._genuine) >= MAX_GENUINE:
+                self._genuine.clear()
+            self._genuine.add(name)
+            return True
+        return False
 
     # --- signed statements of leaders and voters
 
@@ -143,16 +137,3 @@ class ProposalCheck:
         for proof in commit.votes:
             if self._verify(proof.peer, vote, proof.signature):
                 self._equivocation.note(proof.peer, vote, proof.signature)
-
-
-def _lives_agree(proposal: Proposal, me: PeerId, life: bytes, ready: Mapping[PeerId, Ready]) -> bool:
-    """Return False if a proposal gives us another life than ours, or contradicts our announcements.
-
-    A leader could otherwise take the votes of the next round from all other peers. If the proposal adopts results, the lives
-    were decided with them, and other peers may have lost their folders since. Absent members keep the life that they had.
-    """
-    if proposal.adopted is not None:
-        return not life or me not in proposal.members or lives_of(proposal.members, proposal.lives).get(me) == life
-    found = announced_lives(proposal)
-    known = {peer: ready[peer].life for peer in proposal.alive if peer in ready} | {me: life}
-    return all(found.get(peer) == known[peer] for peer in proposal.alive if any(known.get(peer, b"")))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
+import msgspec
 from thinwire.collectives.consensus.acceptor import BALLOTS, LEAP, BallotCount, ballot_pause
 from thinwire.collectives.consensus.blame import BlameBook
 from thinwire.collectives.consensus.certificates import compact
@@ -15,9 +16,12 @@ from thinwire.collectives.consensus.proposal import (
     LEFT,
     ON_TRIAL,
     TWO_ANNOUNCEMENTS,
+    UNPROVEN,
+    AcceptedValue,
     adopt,
     fit,
     name_of,
+    new_lives,
     propose,
     sound,
     with_absent,
@@ -29,6 +33,7 @@ from thinwire.swarm.messages.registry import (
     Digest,
     Farewell,
     Leave,
+    LifeProof,
     Message,
     PeerId,
     Promise,
@@ -44,7 +49,10 @@ GROWTH = 4.0
 
 
 class Proposer:
-    """Ballots of one peer. `ballot`: the one that we lead or prepare, None while another peer leads."""
+    """Ballots of one peer. `ballot`: the one that we lead or prepare, None while another peer leads.
+
+    life_proof: see Announcements.
+    """
 
     def __init__(
         self,
@@ -52,14 +60,19 @@ class Proposer:
         ready: Mapping[PeerId, Ready],
         idle: Collection[PeerId] = (),
         barred: Collection[PeerId] = (),
+        life_proof: Callable[[PeerId], LifeProof | None] = lambda peer: None,
     ) -> None:
         self.ballot: Ballot | None = None
         self.urged = False
         """True if an event calls for a new ballot."""
-        self.divided = False
-        """True if by the last promises two values can have been chosen, and no ballot has followed."""
+        self.blocked = False
+        """True if no ballot can follow from the last promises.
+
+        Two values can have been chosen, or one with newcomers that lack endorsements here.
+        """
         self.blame_book = BlameBook(idle, barred)
         self._electorate, self._ready, self._terms = electorate, ready, electorate.terms
+        self._life_proof = life_proof
         self._promises: dict[PeerId, Signed] | None = None
         self._votes: dict[PeerId, tuple[Digest, bytes]] = {}
         self._informed: set[PeerId] = set()
@@ -102,7 +115,7 @@ class Proposer:
 
     def follow(self) -> None:
         """Follow a proposal of another peer."""
-        self.divided = False
+        self.blocked = False
         self.yield_to_others()
 
     def yield_to_others(self) -> None:
@@ -280,21 +293,29 @@ class Proposer:
         self._choose_idle(able, before)
         farewells = tuple(leave.farewell for leave in left.values())
         found, possible = decidable({peer: one for peer, (one, _) in promises.items()}, left, self._electorate)
-        self.divided = len(possible) > 1 and self._electorate.liars > 0
-        if self.divided:
+        several = self._electorate.liars > 0 and len(possible) > 1
+        self.blocked = several or not all(map(self._acceptable, possible))
+        if self.blocked:
             return None  # One of them has been chosen, or none; more members must answer.
         # A vote for a contested value may be a lie. So a free ballot comes first, unless an honest peer has voted for it.
         # No value is tried twice: its results may be false, or lost.
         choices = possible or [
             one
             for one in contested(found)
-            if one.digest not in self._tried and (self._free or self._electorate.confirmed(one.voters))
+            if one.digest not in self._tried
+            and (self._free or self._electorate.confirmed(one.voters))
+            and self._acceptable(one)
         ]
         if choices:
             self._tried.add(choices[0].digest)
-            idle = self.blame_book.idle
-            return adopt(ballot, self._terms, able, choices[0], excluded, idle=idle, farewells=farewells)
+            carried = farewells, self._electorate.left(choices[0].proposal)
+            return adopt(ballot, self._terms, able, choices[0], excluded, *carried, idle=self.blame_book.idle)
         return self._free_proposal(ballot, able, excluded, distrusted, before, farewells)
+
+    def _acceptable(self, value: AcceptedValue) -> bool:
+        """Return True if this peer, or an honest voter, accepts the next members of a value."""
+        electorate = self._electorate
+        return electorate.accepted(value.voters) or electorate.endorses(value.proposal, self._ready, voted=True)
 
     def _eligible(
         self, ballot: Ballot, present: set[PeerId]
@@ -308,11 +329,24 @@ class Proposer:
         if ballot.term > 1:  # Others may know other endorsements, and defer a proposal with a newcomer on trial.
             trial |= {peer for peer in able if self._electorate.on_trial(peer)}
         equivocators = self.blame_book.equivocators
-        able = tuple(peer for peer in able if peer not in trial | equivocators)
         unable |= dict.fromkeys(sorted(trial), ON_TRIAL) | dict.fromkeys(sorted(equivocators), TWO_ANNOUNCEMENTS)
+        unable |= {peer: UNPROVEN for peer in able if peer not in unable and self._lacks_proof(peer)}
+        able = tuple(peer for peer in able if peer not in unable)
         excluded = dict.fromkeys(self._electorate.farewells, LEFT) | unable
         excluded = {peer: why for peer, why in excluded.items() if peer not in able}
         return able, excluded, [peer for peer, why in uncounted.items() if why == DISTRUSTED]
+
+    def _lacks_proof(self, peer: PeerId) -> bool:
+        """Return True if a peer has a new life, and its announcement or key cannot be shown to others."""
+        new = self._terms.lives.get(peer) != self._ready[peer].life
+        return bool(self._terms.lineage) and new and self._life_proof(peer) is None
+
+    def _with_proofs(self, proposal: Proposal) -> Proposal:
+        """Return a free proposal with the proofs of its new lives."""
+        if not self._terms.lineage:
+            return proposal
+        proofs = map(self._life_proof, new_lives(proposal, self._terms))  # `_eligible` has left out peers without one.
+        return msgspec.structs.replace(proposal, life_proofs=tuple(proof for proof in proofs if proof is not None))
 
     def _choose_idle(self, able: Collection[PeerId], before: Proposal | None) -> None:
         """Choose those of the peers that own no chunks."""
@@ -334,11 +368,11 @@ class Proposer:
         farewells: tuple[Farewell, ...],
     ) -> Proposal | None:
         """Return a proposal with the group of `before`, or else with all peers; None if too few contribute."""
-        rejected, live = self.blame_book.rejected, self._electorate.live
+        rejected, live, banned = self.blame_book.rejected, self._electorate.live, self._electorate.banned()
         known = {*able, *excluded, *rejected}
         for peer in before.group if before is not None else self._terms.members:
             if peer not in known:
-                excluded[peer] = "late" if peer in live else "silent"
+                excluded[peer] = "banned" if peer in banned else "late" if peer in live else "silent"
         for old in (before, None):
             proposal = propose(
                 ballot,
@@ -355,7 +389,8 @@ class Proposer:
             )
             if proposal is not None:
                 self._free |= ballot.term > 1
-                gone = {*departed(proposal), *self._electorate.banned()}
-                return with_absent(proposal, self._electorate.retained(proposal.alive, gone), self._terms)
+                absent = self._electorate.retained(proposal.alive, departed(proposal))
+                proposal = with_absent(proposal, absent, self._terms)
+                return self._with_proofs(proposal)
         self.blame_book.forgive_all()  # Too few contributors are left, in that group and among all peers.
         return None

@@ -17,7 +17,6 @@ from functools import partial
 from weakref import ref
 
 import msgspec
-from thinwire.collectives.consensus.farewells import departed
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_planes.contributions import ContributionSummary
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane, ignore
@@ -331,7 +330,9 @@ class Round:
         for to, message in self.agreement.take():
             if isinstance(message, Propose):
                 # A receiver that has just joined may not know the signers.
-                signers = {*(report.peer for report in message.reports), *departed(message.proposal)}
+                proposals = message.proposal, *message.earlier
+                signers = {report.peer for report in message.reports}
+                signers |= {one.peer for proposal in proposals for one in (*proposal.farewells, *proposal.left)}
                 keys = tuple(key for peer in sorted(signers) if (key := self._keyring.key_of(peer)) is not None)
                 message = msgspec.structs.replace(message, keys=keys)
             for peer in sorted(self.agreement.reachable) if to is None else (to,):

@@ -104,7 +104,7 @@ class RoundFactory:
         order = leader_order(seed, terms.members, terms.round, terms.fragment)
         self.keyring.forget()
         agreement = Agreement(
-            self.keyring.me,
+            self.keyring,
             replace(
                 terms,
                 members=order,
@@ -115,8 +115,6 @@ class RoundFactory:
                 sited=spec.topology == "hierarchy",
                 ring=partial(self._ring, seed, terms.round) if spec.topology == "ring" else None,
             ),
-            sign=self.keyring.sign,
-            verify=self.keyring.verify,
             live=self._live,
             idle={*self.peer_backoff.resting(terms.round), *self.standing.slow_peers()},
             barred=self.peer_backoff.barred(terms.round),

@@ -99,7 +99,8 @@ class OwnLineage:
     def _no_quorum_since(self, current: Round, now: float) -> float | None:
         """Return the time since which the reachable peers cannot commit the round; None if they can.
 
-        They cannot either if the round is bound to results that none of them has, or if two values can have been chosen.
+        They cannot either if the round is bound to results that none of them has, or if no ballot can follow from their
+        promises, see Agreement.blocked.
         """
         agreement = current.agreement
         lacks = current.missing_results, current.unclaimed
@@ -112,7 +113,7 @@ class OwnLineage:
         lost = current.missing_results and now >= self._missing[1] + longest
         # A founder of a lineage that begins before this round has no results of it.
         gone = current.missing_results and current.unobtainable(without=self._own_founding.stated)
-        able = (agreement.able or agreement.commit is not None) and not (gone or lost or agreement.divided)
+        able = (agreement.able or agreement.commit is not None) and not (gone or lost or agreement.blocked)
         if not self._replica.members or current.complete or able:
             return None
         return self._missing[1] if lost else now

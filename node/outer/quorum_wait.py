@@ -59,8 +59,8 @@ class QuorumWait:
             return ""
         agreement = self._current().agreement
         absent = ", ".join(map(short, agreement.absent)) or "the results of the round"
-        if agreement.divided:
-            absent = "members that have not told which of two results they have voted for"
+        if agreement.blocked:
+            absent = "members that have not reported their votes"
         text = f"no quorum for {self._now() - since:.0f} s: waiting for {absent}"
         if until is None:
             return f"{text}; `thinwire recover` continues without them"

@@ -16,7 +16,7 @@ from thinwire.collectives.consensus.members.lives import lives_in_order, lives_o
 from thinwire.collectives.consensus.members.quorum import enough
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import name_of, vote_for
+from thinwire.collectives.consensus.proposal import name_of, new_lives, vote_for
 from thinwire.collectives.rounds.data_planes.owner_records import basis_of
 from thinwire.collectives.rounds.data_planes.result_store import digest_of
 from thinwire.collectives.rounds.round import Round
@@ -205,7 +205,8 @@ class _DroppedVotes:
                 free = replace(
                     proposal, adopted=None, sources=(), kept=(), shares=(), group=proposal.alive, lives=lives
                 )
-                ours = sealed(replace(free, contributors=proposal.contributors[1:]), session.factory.keyring.sign)
+                free = _proven(replace(free, contributors=proposal.contributors[1:]), session.current.agreement)
+                ours = sealed(free, session.factory.keyring.sign)
                 message = Propose(ours, tuple(one for one in message.reports if not one.voted), message.earlier)
         self._control(to, message)
 
@@ -253,7 +254,11 @@ class _FalseVote:
         self._chunks = [self._false_result(index, current) for index in range(len(session.grid))]
         if self._claims and (ready := agreement.ready.get(session.me)) is not None:
             self._send_to_all(replace(ready, attempt=ready.attempt + 1))
-        proposal = _without_one(agreement.proposal, session.me) if self._omits else agreement.proposal
+        proposal = agreement.proposal
+        if self._omits:  # It poses as the leader of that ballot.
+            ballot = Ballot(proposal.ballot.term + 1, session.me)
+            proposal = replace(_without_one(proposal, session.me), ballot=ballot)
+            proposal = sealed(_proven(proposal, agreement), session.factory.keyring.sign)
         agreement.acceptor.vote(proposal, digest_of([blake3.blake3(chunk).digest() for chunk in self._chunks]))
         self._promises = {session.me}
         agreement._prepare(session._now())
@@ -295,6 +300,12 @@ class _FalseVote:
     def _send_to_all(self, message: Message) -> None:
         for peer in sorted(self._session.live):
             self._control(peer, message)
+
+
+def _proven(proposal: Proposal, agreement: Agreement) -> Proposal:
+    """Return the proposal with the proofs of its new lives, as far as they are known."""
+    proofs = map(agreement.announcements.life_proof, new_lives(proposal, agreement.terms))
+    return replace(proposal, life_proofs=tuple(proof for proof in proofs if proof is not None))
 
 
 def _without_one(proposal: Proposal, me: PeerId) -> Proposal:

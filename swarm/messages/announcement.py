@@ -43,14 +43,15 @@ class Span(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=T
 class Announced(Message, frozen=True, tag=54):
     """Statement of a peer about its announcement number `attempt` in this life, see `Ready.statement`.
 
-    `digest`: see `Ready.digest`. It is what the sender of a Ready signs, and is never sent alone. The number of its message
-    type precedes the fields, as in Vote.
+    `base`: its state digest, which covers the lineage. `digest`: see `Ready.digest`. It is what the sender of a Ready signs,
+    and is never sent alone. The number of its message type precedes the fields, as in Vote.
     """
 
     round: U32
     fragment: U16
     attempt: U32
     life: Annotated[bytes, Meta(max_length=LIFE)]
+    base: Digest
     digest: Digest
 
 
@@ -98,7 +99,7 @@ class Ready(Message, frozen=True, dict=True):
 
     def statement(self) -> Announced:
         """Return the statement that the sender signs: short, because two of them with one number are evidence."""
-        return Announced(self.round, self.fragment, self.attempt, self.life, self.digest)
+        return Announced(self.round, self.fragment, self.attempt, self.life, self.base, self.digest)
 
 
 class Base(Message, frozen=True):

@@ -85,6 +85,18 @@ class Farewell(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
     signature: Annotated[bytes, Meta(max_length=64)]
 
 
+class LifeProof(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Signed announcement of a peer, which proves its life, see `Announced`.
+
+    attempt, announced: number and digest of the announcement. key: public key of the peer.
+    """
+
+    attempt: U32
+    announced: Digest
+    key: Id
+    signature: Annotated[bytes, Meta(max_length=64)]
+
+
 class Proposal(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, dict=True):
     """Value that a leader proposes in a ballot: contributors, owners and members of the round.
 
@@ -102,7 +114,9 @@ class Proposal(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
     empty. `order`: the ring, in which each owner sends to the next, as positions in `alive`; empty if contributions go
     directly to owners. `lives`: LIFE bytes for each of `members`, decided with them. A member is a peer and its life, so a
     peer that has lost its run folder, and with it its votes, is no member any more. In rounds without a lineage zeros are
-    any life, and empty means zeros for all.
+    any life, and empty means zeros for all. `life_proofs`, in a lineage: announcements of those of `members`, in their order,
+    that are not members of this round in the same life, see proposal.new_lives. `left` (sorted by peer), with adopted results:
+    farewells of members that were left out when the results were first proposed, see `Electorate.left`.
     `lineage`: see `Fork`. `farewells` (sorted by peer): members that have left, so that the quorum is counted without them.
     `electorate`: digest of the members that vote in this round, see lives.electorate_digest. `seal`: signature of the
     leader under the statement that it proposes this, see proposal.statement; empty in rounds without a lineage.
@@ -123,8 +137,10 @@ class Proposal(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
     sites: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
     order: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
     lives: Annotated[bytes, Meta(max_length=LIFE * MAX_GROUP)] = b""
+    life_proofs: Annotated[tuple[LifeProof, ...], Meta(max_length=MAX_GROUP)] = ()
     lineage: Lineage = b""
     farewells: Annotated[tuple[Farewell, ...], Meta(max_length=MAX_FAREWELLS)] = ()
+    left: Annotated[tuple[Farewell, ...], Meta(max_length=MAX_FAREWELLS)] = ()
     electorate: Annotated[bytes, Meta(max_length=32)] = b""
     seal: Annotated[bytes, Meta(max_length=64)] = b""
 
@@ -197,8 +213,10 @@ class PackedProposal(msgspec.Struct, array_like=True, frozen=True, forbid_unknow
     sites: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)]
     order: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)]
     lives: Annotated[bytes, Meta(max_length=LIFE * MAX_GROUP)]
+    life_proofs: Annotated[tuple[LifeProof, ...], Meta(max_length=MAX_GROUP)]
     lineage: Lineage
     farewells: Annotated[tuple[Farewell, ...], Meta(max_length=MAX_FAREWELLS)]
+    left: Annotated[tuple[Farewell, ...], Meta(max_length=MAX_FAREWELLS)]
     electorate: Annotated[bytes, Meta(max_length=32)]
     seal: Annotated[bytes, Meta(max_length=64)]
 
@@ -238,7 +256,8 @@ class PackedProposal(msgspec.Struct, array_like=True, frozen=True, forbid_unknow
 
 def _rest(one: Proposal | PackedProposal) -> tuple[Any, ...]:
     """Return the last fields, which are the same in both forms."""
-    return one.shares, one.sites, one.order, one.lives, one.lineage, one.farewells, one.electorate, one.seal
+    links = one.shares, one.sites, one.order
+    return *links, one.lives, one.life_proofs, one.lineage, one.farewells, one.left, one.electorate, one.seal
 
 
 def bits_of(peers: Sequence[PeerId], place: Mapping[PeerId, int]) -> bytes:

@@ -105,6 +105,7 @@ from thinwire.swarm.messages.proposal import (
     ContributionKey,
     Exclusion,
     Farewell,
+    LifeProof,
     Proposal,
 )
 from thinwire.swarm.messages.tensors import (
@@ -171,6 +172,7 @@ __all__ = [
     "Id",
     "Items",
     "LIFE",
+    "LifeProof",
     "MAX_CHUNKS",
     "MAX_GROUP",
     "MAX_HOPS",
@@ -228,7 +230,7 @@ __all__ = [
     "Welcome",
 ]
 
-VERSION = 17
+VERSION = 18
 """Version of the wire protocol. Peers of another version are refused; the error names both numbers."""
 
 _NUMBERED: list[type[Message] | None] = [

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 from kit.outer.chains import certificate, sign, verify
+from kit.rounds.fake_keys import FakeKeys
 from thinwire.collectives.blocking_work import RationedWork
 from thinwire.collectives.consensus.chain import checked, decode, encode, extended, founded
 from thinwire.collectives.consensus.members.terms import RoundTerms
@@ -143,9 +144,7 @@ class Scene:
             lives=replica.known_lives,
             lineage=replica.lineage,
         )
-        agreement = Agreement(
-            self.me, terms, sign=lambda m: sign(self.me, m), verify=verify, live=set(self.live), store=self.store
-        )
+        agreement = Agreement(FakeKeys(self.me, sign, verify), terms, live=set(self.live), store=self.store)
         return SimpleNamespace(
             agreement=agreement,
             complete=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import blake3
 import msgspec
+from kit.rounds.fake_keys import FakeKeys
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.swarm.messages.registry import Ready
@@ -38,10 +39,8 @@ def ready(attempt=1, *, weight=10, base=BASE, plan=PLAN, voter=True, life=b""):
 
 def agreement(me, members, live, *, voter=True, store=None, hasty=(), **more):
     return Agreement(
-        me,
+        FakeKeys(me, sign, verify),
         terms(members, **more),
-        sign=lambda m: sign(me, m),
-        verify=verify,
         live=live,
         voter=voter,
         store=store,

@@ -8,13 +8,14 @@ from typing import Any, cast
 import blake3
 import msgspec
 import numpy as np
+from kit.rounds.fake_keys import FakeKeys
 from thinwire.collectives.aggregation.norm_bounds import NormBound
 from thinwire.collectives.aggregation.rule_factory import RULES
 from thinwire.collectives.consensus.farewells import signed
 from thinwire.collectives.consensus.justification import justify
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import name_of
+from thinwire.collectives.consensus.proposal import name_of, statement
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.rounds.data_planes.contributions import UNCHECKED, OwnerChecks
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
@@ -205,6 +206,8 @@ def freely(
             group=group,
             alive=group,
         )
+        if proposal.lineage:
+            first = msgspec.structs.replace(first, seal=sign(first.ballot.leader, statement(first)))
         voted = msgspec.structs.replace(promise, voted=first, digest=proposal.adopted)
         promises |= dict.fromkeys(proposal.sources, voted)
     found = justify(proposal, {peer: (one, sign(peer, one)) for peer, one in promises.items()}, ())
@@ -267,10 +270,8 @@ class RoundHarness:
         """Peers that get results with pauses, and for whom and which round that was asked."""
         self.terms = terms or RoundTerms(1, 0, self.peers, BASE, PLAN)
         agreement = Agreement(
-            ME,
+            FakeKeys(ME, signature, lambda peer, message, proof: proof == signature(peer, message)),
             self.terms,
-            sign=lambda message: signature(ME, message),
-            verify=lambda peer, message, proof: proof == signature(peer, message),
             live=self.peers,
         )
         made = plane(agreement, send_queue=self.queue, now=lambda: self.now, usual=self.usual, **options)

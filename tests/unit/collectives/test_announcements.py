@@ -7,15 +7,15 @@ import random
 import blake3
 import msgspec
 import pytest
-from thinwire.collectives.consensus.announcements import Announcements
+from kit.rounds.fake_keys import FakeKeys
+from kit.rounds.round_harness import FixedLife
 from thinwire.collectives.consensus.certificates import compact
-from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.members.lives import lives_of
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import TWO_ANNOUNCEMENTS, names, sound, statement, vote_for
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
-from thinwire.swarm.evidence import Equivocation, conflicting
+from thinwire.swarm.evidence import conflicting
 from thinwire.swarm.messages.registry import (
     LIFE,
     Ballot,
@@ -33,7 +33,7 @@ from thinwire.swarm.messages.registry import (
 
 IDS = LEADER, ANN, BEN, LIAR = tuple(bytes([index]) * 32 for index in range(4))
 LIVES = {peer: bytes([1 + peer[0]]) * LIFE for peer in IDS}
-TERMS = RoundTerms(5, 0, IDS, bytes(32), bytes(32), lineage=b"l" * LIFE, seniors=IDS, grace=1.0)
+TERMS = RoundTerms(5, 0, IDS, bytes(32), bytes(32), lineage=b"l" * LIFE, seniors=IDS, grace=1.0, lives=LIVES)
 
 
 def sign(peer, message):
@@ -71,7 +71,7 @@ class Scene:
             self.convicted.setdefault(me, []).append((peer, first, second))
 
         return Agreement(
-            me, TERMS, sign=lambda message: sign(me, message), verify=verify, live=set(IDS), report_equivocation=report
+            FakeKeys(me, sign, verify), TERMS, live=set(IDS), store=FixedLife(LIVES[me]), report_equivocation=report
         )
 
     def tell(self, sender, to, message):
@@ -205,21 +205,13 @@ def test_peer_that_tells_others_another_life_is_out_of_the_next_ballot(lives):
     assert all(scene.peers[peer].commit is not None for peer in (ANN, BEN, LEADER))
 
 
-@pytest.mark.parametrize("adopted", [None, bytes(32)])
-def test_another_life_contradicts_free_proposals_only(adopted):
-    """Adopted results name the lives at their decision, and an honest peer may have lost its folder since."""
-    scene = Scene(told=b"a")
-    said = ready(ANN, attempt=2, life=b"n" * LIFE).statement()
-    proposal = msgspec.structs.replace(scene.peers[LEADER].proposal, adopted=adopted)
-    blame = Blame(5, 0, proposal.ballot, ANN, TWO_ANNOUNCEMENTS, SignedAnnouncement(said, sign(ANN, said)))
-    announcements = Announcements(
-        BEN,
-        Electorate(BEN, TERMS, IDS, verify),
-        Equivocation(lambda *conflict: None),
-        sign=lambda message: bytes(64),
-        verify=verify,
-    )
-    assert announcements.proves(blame, proposal) == (adopted is None)
+def test_another_life_under_a_later_number_costs_no_ballot():
+    proposal, ben = Scene(told=b"a").peers[LEADER].proposal, Scene(told=b"a").made(BEN)
+    ben.announce(ready(BEN), 0.0)
+    later = ready(LIAR, attempt=2, life=b"n" * LIFE)
+    ben.on_message(LIAR, later, sign(LIAR, later), 0.0)
+    ben.on_message(LEADER, Propose(proposal), bytes(64), 0.0)
+    assert ben.proposal == proposal and lives_of(proposal.members, proposal.lives)[LIAR] == LIVES[LIAR]
 
 
 def test_announcement_without_a_life_counts_for_nothing():
@@ -288,7 +280,7 @@ def test_round_decides_the_life_in_memory_of_a_member_that_could_not_store_its_n
     scene = Scene(told=b"a")
     store = BrokenStore(random.Random(4))
     before = store.life
-    ben = Agreement(BEN, TERMS, sign=lambda message: sign(BEN, message), verify=verify, live=set(IDS), store=store)
+    ben = Agreement(FakeKeys(BEN, sign, verify), TERMS, live=set(IDS), store=store)
     life = ben.use_number(2)
     again = msgspec.structs.replace(ready(BEN, attempt=2, life=life), voter=ben.voter)
     assert life == store.life != before and not ben.voter

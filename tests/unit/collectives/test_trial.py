@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from kit.rounds.fake_keys import FakeKeys
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
@@ -21,7 +22,7 @@ def ready(*endorses, distrusts=()):
 
 def agreement(me, trial=lambda peer: True, terms=TERMS):
     everyone = (*MEMBERS, NEW)
-    return Agreement(me, terms, sign=lambda m: bytes(64), verify=lambda *_: True, live=everyone, trial=trial)
+    return Agreement(FakeKeys(me), terms, live=everyone, trial=trial)
 
 
 def proposal_of_the_leader(endorsing, trial=lambda peer: True):

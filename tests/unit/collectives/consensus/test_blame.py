@@ -300,7 +300,7 @@ class Shown:
     """Announcements with one of every peer."""
 
     def signed(self, peer):
-        return SignedAnnouncement(Announced(1, 0, 1, b"life", bytes(32)), b"s" * 64)
+        return SignedAnnouncement(Announced(1, 0, 1, b"life", bytes(32), bytes(32)), b"s" * 64)
 
 
 def test_complaint_is_repeated_after_a_quarter_of_a_patience_and_at_once_in_another_ballot():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import blake3
 import msgspec
 import pytest
+from kit.rounds.fake_keys import FakeKeys
 from kit.rounds.round_harness import START, leaving
 from thinwire.collectives.consensus.farewells import Farewells, departed
 from thinwire.collectives.consensus.members.terms import RoundTerms
@@ -162,7 +163,7 @@ def ready():
 
 
 def agreement(me, live=IDS, store=None):
-    one = Agreement(me, TERMS, sign=lambda message: sign(me, message), verify=verify, live=live, store=store)
+    one = Agreement(FakeKeys(me, sign, verify), TERMS, live=live, store=store)
     for peer in live:
         if peer != me:
             one.on_message(peer, ready(), b"", 0.0)
@@ -225,7 +226,7 @@ def test_peer_that_returns_says_its_farewell_again_and_takes_part_without_a_vote
     one = agreement(BEN, store=store)
     one.leave()
     (leave,) = sent(one, Leave)
-    again = Agreement(BEN, TERMS, sign=lambda message: sign(BEN, message), verify=verify, live=IDS, store=store)
+    again = Agreement(FakeKeys(BEN, sign, verify), TERMS, live=IDS, store=store)
     assert sent(again, Leave) == [leave] and not again.voter
     again.reach(STRANGER)
     assert (STRANGER, leave) in again.take()

@@ -64,7 +64,8 @@ def test_round_with_one_liar_and_a_planted_mistake_decides_two_values(mistake):
 IDS = [bytes([n]) * 32 for n in range(4)]
 ANN, BEN, CID, LIAR = IDS
 LINEAGE, LIVES = b"l" * 16, b"v" * 16 * 4
-TERMS = RoundTerms(5, 0, tuple(IDS), bytes(32), bytes(32), fraction=TWO_THIRDS, lineage=LINEAGE)
+KNOWN = {peer: b"v" * 16 for peer in IDS}
+TERMS = RoundTerms(5, 0, tuple(IDS), bytes(32), bytes(32), fraction=TWO_THIRDS, lineage=LINEAGE, lives=KNOWN)
 A, B = b"a" * 32, b"b" * 32
 FIRST, SECOND, THIRD = Ballot(1, ANN), Ballot(2, LIAR), Ballot(3, BEN)
 
@@ -160,7 +161,8 @@ def test_dropped_vote_still_binds_because_its_voter_counts_as_silent():
 
 def test_ballot_is_justified_although_more_liars_report_a_proposal_each_than_it_can_show():
     ids = tuple(bytes([n]) * 32 for n in range(52))
-    terms = RoundTerms(5, 0, ids, bytes(32), bytes(32), fraction=TWO_THIRDS, lineage=LINEAGE)
+    known = {peer: b"v" * 16 for peer in ids}
+    terms = RoundTerms(5, 0, ids, bytes(32), bytes(32), fraction=TWO_THIRDS, lineage=LINEAGE, lives=known)
     shape = dict(group=ids, alive=ids, electorate=terms.electorate, lives=b"v" * 16 * len(ids))
     lies = {ids[n]: (proposal_of(Ballot(1, ids[0]), ids[n:], **shape), A) for n in range(1, MAX_PROPOSALS + 2)}
     votes = promised(SECOND, dict.fromkeys(ids) | lies)

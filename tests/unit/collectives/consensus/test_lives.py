@@ -1,17 +1,21 @@
-"""Lives of members: a ballot with wrong ones is not followed, and a member with another one has no vote."""
+"""Lives of members: new ones need signed announcements, and a member with another life than the decided one has no vote."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
+from kit.rounds.agreements import sign, verify
+from kit.rounds.fake_keys import FakeKeys
 from kit.rounds.round_harness import FixedLife, freely
 from thinwire.collectives.consensus.members.lives import lives_of
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
+from thinwire.collectives.consensus.proposal import new_lives, sound, statement
 from thinwire.swarm.messages.registry import (
     LIFE,
     Ballot,
     Contribution,
+    LifeProof,
     Prepare,
     Promise,
     Proposal,
@@ -20,80 +24,132 @@ from thinwire.swarm.messages.registry import (
     Vote,
 )
 
-IDS = [bytes([n]) * 32 for n in range(3)]
-LEADER, ME, OTHER = IDS
+IDS = [bytes([n]) * 32 for n in range(4)]
+LEADER, ME, OTHER, NEW = IDS
+MEMBERS = IDS[:3]
 LIVES = {peer: bytes([100 + at]) * LIFE for at, peer in enumerate(IDS)}
+NEW_LIFE = b"n" * LIFE
 RESULTS = b"r" * 32
-FIRST = Ballot(1, LEADER)
-
-
-TERMS = RoundTerms(5, 0, tuple(IDS), bytes(32), bytes(32), lives=LIVES)
-
-
-def agreement(life=LIVES[ME]):
-    store = FixedLife(life)
-    one = Agreement(ME, TERMS, sign=lambda message: bytes(64), verify=lambda *_: True, live=IDS, store=store)
-    for peer in (LEADER, OTHER):
-        one.on_message(peer, announced(LIVES[peer]), bytes(64), 0.0)
-    one.announce(announced(life), 0.0)
-    one.take()
-    return one
+FIRST, SECOND = Ballot(1, LEADER), Ballot(2, LEADER)
+TERMS = RoundTerms(
+    5,
+    0,
+    tuple(MEMBERS),
+    bytes(32),
+    bytes(32),
+    lives={peer: LIVES[peer] for peer in MEMBERS},
+    lineage=b"l" * LIFE,
+)
 
 
 def announced(life):
     return Ready(5, 0, 1, bytes(32), bytes(32), 1, b"", True, 0.0, 0.0, life=life)
 
 
-def proposal(lives, ballot=FIRST):
-    entries = tuple(Contribution(peer, 1, 1) for peer in IDS)
-    group, lives = tuple(IDS), b"".join(lives)
-    return Proposal(5, 0, ballot, group, group, entries, (), None, (), lives=lives, electorate=TERMS.electorate)
+class ForgetfulKeys(FakeKeys):
+    """Keyring without the key of the newcomer."""
+
+    def key_of(self, peer):
+        return None if peer == NEW else peer
+
+
+def agreement(me=ME, life=None, keys=FakeKeys, present=MEMBERS):
+    life = LIVES[me] if life is None else life
+    one = Agreement(keys(me, sign, verify), TERMS, live=present, store=FixedLife(life))
+    for peer in present:
+        if peer != me:
+            ready = announced(LIVES[peer])
+            one.on_message(peer, ready, sign(peer, ready.statement()), 0.0)
+    one.announce(announced(life), 0.0)
+    one.take()
+    return one
+
+
+def proof(peer, life, signer=None):
+    said = announced(life).statement()
+    return LifeProof(1, said.digest, peer, sign(signer or peer, said))
+
+
+def proposal(lives, proofs=(), ballot=FIRST, **changes):
+    """Return a proposal of the leader with these members and lives."""
+    group = tuple(sorted(lives))
+    entries = tuple(Contribution(peer, 1, 1, announced(lives[peer]).digest) for peer in group)
+    made = Proposal(5, 0, ballot, group, group, entries, (), None, (), lives=b"".join(lives[peer] for peer in group))
+    made = msgspec.structs.replace(
+        made, life_proofs=tuple(proofs), electorate=TERMS.electorate, lineage=TERMS.lineage, **changes
+    )
+    return msgspec.structs.replace(made, seal=sign(ballot.leader, statement(made)))
 
 
 def follows(one, proposal):
     first = proposal.ballot.term == 1
-    one.on_message(LEADER, Propose(proposal) if first else freely(proposal, IDS), bytes(64), 0.1)
+    message = Propose(proposal) if first else freely(proposal, MEMBERS, sign)
+    one.on_message(LEADER, message, bytes(64), 0.1)
     return one.proposal == proposal
 
 
-def test_ballot_with_the_announced_lives_is_followed():
+THREE = {peer: LIVES[peer] for peer in MEMBERS}
+
+
+def test_ballot_with_the_known_lives_needs_no_proofs():
     one = agreement()
-    assert follows(one, proposal(LIVES.values()))
+    assert follows(one, proposal(THREE))
     one.complete(RESULTS, 0.2)
     assert any(isinstance(message, Vote) for _, message in one.take())
 
 
+@pytest.mark.parametrize("peer", [ME, OTHER, NEW])
+def test_ballot_with_a_new_life_needs_its_announcement(peer):
+    """The announcement itself need not be here. Otherwise a lying leader could take all other votes of the next round."""
+    lives = {**THREE, peer: NEW_LIFE}
+    assert follows(agreement(), proposal(lives, [proof(peer, NEW_LIFE)]))
+    for forged in ([], [proof(peer, NEW_LIFE, LEADER)], [proof(peer, LIVES[NEW])], [proof(LEADER, NEW_LIFE)]):
+        assert not follows(agreement(), proposal(lives, forged))
+
+
+def test_leader_that_forges_a_life_leads_no_further_ballot():
+    one = agreement()
+    assert not follows(one, proposal({**THREE, OTHER: NEW_LIFE}, [proof(OTHER, NEW_LIFE, LEADER)]))
+    assert not follows(one, proposal(THREE, ballot=SECOND)) and follows(agreement(), proposal(THREE, ballot=SECOND))
+
+
+def test_sound_proposal_has_as_many_proofs_as_new_lives():
+    entries = [proof(peer, NEW_LIFE) for peer in (OTHER, NEW)]
+    new = proposal({**THREE, OTHER: NEW_LIFE, NEW: NEW_LIFE}, entries)
+    assert sound(new, TERMS) and new_lives(new, TERMS) == {OTHER: NEW_LIFE, NEW: NEW_LIFE}
+    for proofs in ((), entries[:1], [*entries, entries[0]]):
+        assert not sound(msgspec.structs.replace(new, life_proofs=tuple(proofs)), TERMS)
+    assert not sound(msgspec.structs.replace(proposal(THREE), life_proofs=tuple(entries[:1])), TERMS)
+
+
+def test_zero_is_no_life():
+    assert not follows(agreement(), proposal({**THREE, OTHER: bytes(LIFE)}))
+
+
+def test_leader_proves_new_lives_and_leaves_out_peers_whose_key_it_does_not_know():
+    for known in (True, False):
+        one = agreement(LEADER, keys=FakeKeys if known else ForgetfulKeys, present=IDS)
+        one.tick(20.0)
+        assert one.proposal is not None and (NEW in one.proposal.members) == known
+
+
 @pytest.mark.parametrize("peer", [ME, OTHER])
-@pytest.mark.parametrize("forged", [b"x" * LIFE, bytes(LIFE)])
-def test_ballot_with_a_forged_life_is_ignored(peer, forged):
-    """Otherwise a lying leader could take all other votes of the next round."""
-    assert not follows(agreement(), proposal({**LIVES, peer: forged}.values()))
-
-
-def test_ballot_without_lives_is_ignored_by_peers_that_have_one():
-    assert not follows(agreement(), proposal(()))
-
-
-def test_adopted_ballot_may_name_an_earlier_life_of_another_peer_but_not_of_ours():
-    """The lives were decided with the results; the other peer has lost its folder since."""
-    second = Ballot(2, LEADER)
-    for peer, followed in ((OTHER, True), (ME, False)):
-        adopted = msgspec.structs.replace(
-            proposal({**LIVES, peer: b"y" * LIFE}.values(), second), adopted=RESULTS, sources=(LEADER,), kept=tuple(IDS)
-        )
-        assert follows(agreement(), adopted) == followed
+def test_adopted_ballot_may_name_an_earlier_life(peer):
+    """The lives were decided with the results; the peer has lost its folder since. It becomes a member again later."""
+    adopted = {"adopted": RESULTS, "sources": (LEADER,), "kept": tuple(MEMBERS)}
+    assert follows(agreement(life=NEW_LIFE), proposal(THREE, ballot=SECOND, **adopted))
 
 
 def test_member_with_another_life_neither_votes_nor_promises():
-    one = agreement(life=b"z" * LIFE)
+    one = agreement(life=NEW_LIFE)
     assert not one.voter
-    one.on_message(LEADER, Prepare(5, 0, Ballot(2, LEADER)), bytes(64), 0.1)
+    one.on_message(LEADER, Prepare(5, 0, SECOND, TERMS.lineage), bytes(64), 0.1)
     assert not any(isinstance(message, Promise) for _, message in one.take())
 
 
 def test_zeros_and_missing_lives_are_unknown():
-    assert lives_of(IDS, b"".join([LIVES[LEADER], bytes(LIFE), LIVES[OTHER]])) == {
+    assert lives_of(MEMBERS, b"".join([LIVES[LEADER], bytes(LIFE), LIVES[OTHER]])) == {
         LEADER: LIVES[LEADER],
         OTHER: LIVES[OTHER],
     }
-    assert lives_of(IDS, b"") == {}
+    assert lives_of(MEMBERS, b"") == {}

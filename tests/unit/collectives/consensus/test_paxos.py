@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kit.rounds.agreements import agreement, digest, name, ready, sign, terms, verify
+from kit.rounds.fake_keys import FakeKeys
 from kit.rounds.round_harness import freely
 from thinwire.collectives.consensus.acceptor import LAST_TERM, LEAP
 from thinwire.collectives.consensus.certificates import compact
@@ -1100,13 +1101,7 @@ def test_follower_does_not_open_before_the_leader(leads):
     """Each peer computes its own grace, a newcomer a short one: it must not open before the leader would."""
     members = [name(index) for index in range(4)]
     me, others = (members[0], members[1:3]) if leads else (members[1], [members[0], members[2]])
-    agreement = Agreement(
-        me,
-        terms(members, grace=3.0, limit=60.0, patience=2.0),
-        sign=lambda message: sign(me, message),
-        verify=verify,
-        live=members,
-    )
+    agreement = Agreement(FakeKeys(me, sign, verify), terms(members, grace=3.0, limit=60.0, patience=2.0), live=members)
     agreement.announce(ready(), 0.0)
     for peer in others:
         agreement.on_message(peer, ready(), sign(peer, ready()), 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from kit.rounds.fake_keys import FakeKeys
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.swarm.messages.registry import Blame, Propose, Ready
@@ -20,7 +21,7 @@ def leader(*, buffered=True, min_peers=1):
     terms = RoundTerms(
         5, 0, tuple(IDS), BASE, PLAN, grace=GRACE, patience=PATIENCE, buffered=buffered, min_peers=min_peers
     )
-    return Agreement(IDS[0], terms, sign=lambda m: bytes(64), verify=lambda *_: True, live=IDS)
+    return Agreement(FakeKeys(IDS[0]), terms, live=IDS)
 
 
 def here(peer, others, *, at=0.0):
@@ -91,7 +92,7 @@ def test_leader_waits_for_each_member_as_long_as_its_own_grace():
 
     def opens(came):
         """Return the time at which the leader opens; the peers `came` announce at their times, in order."""
-        peer = Agreement(ids[0], terms, sign=lambda m: bytes(64), verify=lambda *_: True, live=ids)
+        peer = Agreement(FakeKeys(ids[0]), terms, live=ids)
         peer.announce(ready(1, 1), 0.0)
         for at in range(100):
             for other in [other for other, when in came.items() if when == at]:
@@ -109,7 +110,7 @@ def test_leader_waits_for_each_member_as_long_as_its_own_grace():
 
 def barring(me, barred, **more):
     terms = RoundTerms(5, 0, tuple(IDS), BASE, PLAN, patience=PATIENCE, **more)
-    return Agreement(IDS[me], terms, sign=lambda m: bytes(64), verify=lambda *_: True, live=IDS, barred=barred)
+    return Agreement(FakeKeys(IDS[me]), terms, live=IDS, barred=barred)
 
 
 def test_leader_excludes_barred_contributor_which_stays_a_member():

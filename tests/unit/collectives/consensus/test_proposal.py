@@ -191,7 +191,7 @@ def test_distrusted_peers_are_left_out_only_if_enough_contributors_remain(min_pe
 
 
 def test_proposal_in_a_lineage_names_the_announcements_and_the_lives_of_all_members():
-    terms = replace(equal(), lineage=b"l" * 16)
+    terms = replace(equal(), lineage=b"l" * 16, lives={peer: peer[:1] * LIFE for peer in IDS[1:4]})
     known = {peer: msgspec.structs.replace(ready(1), life=peer[:1] * LIFE) for peer in IDS[1:4]}
     found = proposal_of(known, terms=terms)
     for digest in (b"", found.contributors[0].announced[:-1]):
@@ -326,7 +326,7 @@ def test_list_of_excluded_peers_is_bounded():
 
 
 def test_proposal_of_another_lineage_is_refused():
-    terms = replace(equal(), lineage=b"l" * 16)
+    terms = replace(equal(), lineage=b"l" * 16, lives=dict.fromkeys(IDS, bytes([1]) * 16))
     lived = {peer: msgspec.structs.replace(one, life=bytes([1]) * 16) for peer, one in said(1, 1, 1, 1).items()}
     found = proposal_of(lived, terms=terms)
     assert found.lineage == b"l" * 16 and not sound(found, equal())

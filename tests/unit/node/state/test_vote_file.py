@@ -25,6 +25,7 @@ from thinwire.swarm.messages.registry import (
     Contribution,
     Exclusion,
     Farewell,
+    LifeProof,
     Proposal,
 )
 
@@ -64,8 +65,10 @@ def largest_open():
         ids,
         *((2**16 - 1,) * MAX_GROUP for _ in range(3)),
         lives=b"l" * LIFE * MAX_GROUP,
+        life_proofs=(LifeProof(2**32 - 1, B, B, b"s" * 64),) * MAX_GROUP,
         lineage=b"l" * LIFE,
         farewells=farewells,
+        left=farewells,
         electorate=B,
         seal=bytes(64),
     )

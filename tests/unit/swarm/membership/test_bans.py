@@ -50,7 +50,7 @@ def test_two_votes_and_two_proposals_of_a_leader_convict():
     assert decode(encode(evidence())) == evidence()
 
 
-SAID = Announced(7, 0, 9, b"l" * LIFE, b"a" * 32)
+SAID = Announced(7, 0, 9, b"l" * LIFE, b"b" * 32, b"a" * 32)
 
 
 def test_two_announcements_with_one_number_in_one_life_convict():
