@@ -60,11 +60,12 @@ class ProposalCheck:
             return False  # No results exist before the first ballot.
         if free and not set(proposal.alive).isdisjoint(self._electorate.banned()):
             return False
+        genuine = self.genuine(proposal)
         misplaced = free and proposal.ballot.term <= BALLOTS and self._misplaced(proposal)
-        if misplaced or not self._announcements.lives_proven(proposal):
+        if misplaced or not (genuine or self._announcements.lives_proven(proposal)):
             self.refused.add(proposal.ballot.leader)
             return False
-        if not self.genuine(proposal) or not self._electorate.farewells.valid(proposal):
+        if not genuine or not self._electorate.farewells.valid(proposal):
             return False
         # A liar can report a vote for results with any members. With more votes an honest member takes the results, too.
         if free or not self._electorate.accepted(proposal.sources):

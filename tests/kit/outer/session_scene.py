@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from kit.rounds.round_harness import FakeSendQueue, freely, hashes_of
 from thinwire.collectives.blocking_work import RationedWork
-from thinwire.collectives.consensus.proposal import statement, vote_for
+from thinwire.collectives.consensus.proposal import new_lives, statement, vote_for
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.rounds.data_planes.result_store import digest_of
 from thinwire.collectives.state_sync.state_offers import ChainMemory
@@ -24,11 +24,13 @@ from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.lineage import name_of_fork
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.messages.registry import (
+    Announced,
     Ballot,
     Commit,
     Contribution,
     Fork,
     Found,
+    LifeProof,
     Prepare,
     Proof,
     Proposal,
@@ -178,6 +180,7 @@ class Scene:
         )
         lives = b"".join(session.votes.life if peer == ME else peer[:16] for peer in group)
         proposal = msgspec.structs.replace(proposal, lineage=terms.lineage, electorate=terms.electorate, lives=lives)
+        proposal = msgspec.structs.replace(proposal, life_proofs=life_proofs(proposal, terms))
         self.on_message(ANN, Prepare(number, 0, ballot, terms.lineage))
         proposal = msgspec.structs.replace(proposal, seal=sign_message(statement(proposal), b"", KEYS[ANN], RUN))
         sign = lambda peer, message: sign_message(message, b"", KEYS[peer], RUN)  # noqa: E731
@@ -199,6 +202,16 @@ class Scene:
         await self.session.change(at_once, lambda: self.replica.commit(outcome, ME))
         self.session.advance()
         return outcome
+
+
+def life_proofs(proposal, terms):
+    """Return the announcements of the new lives in a proposal."""
+    place = proposal.round, proposal.fragment, 1
+    said = {peer: Announced(*place, life, terms.base, bytes(32)) for peer, life in new_lives(proposal, terms).items()}
+    return tuple(
+        LifeProof(1, one.digest, KEYS[peer].public_key, sign_message(one, b"", KEYS[peer], RUN))
+        for peer, one in said.items()
+    )
 
 
 def lone_fork(scene, peer, life, base=None):
