@@ -157,7 +157,8 @@ def test_helper_that_forwards_nothing_delays_one_round(uneven):
         assert all(s.nodes[5].id in found for found in resting(s, 2)[:5] + resting(s, 2)[6:])
         least = level(payload(s, 1))
         ticks = 2 * TICK  # the patience ends at one, and so does the wait for the results
-        assert seconds(s, 1) < 2 * least + s.patience + ticks, (
+        # The weak peer leads, and its proposal proves the lives of all. So pieces come late, and some peers wait once more.
+        assert seconds(s, 1) < 2 * least + 2 * s.patience + ticks, (
             "those who stand in get the same bytes of it a second time"
         )
         assert max(seconds(s, 2), seconds(s, 3)) < least + EXTRA
@@ -200,6 +201,6 @@ def test_contributor_without_link_to_helper_still_contributes(uneven):
         for node in s.nodes.values():
             assert len(node.contributors[2]) == PEERS
         # It lacks the other's announcement, so it learns about it from the commit.
-        assert seconds(s, 2, but=WEAK) < 2 * level(payload(s, 2)) + s.patience / 2
+        assert seconds(s, 2, but=WEAK) < 2 * level(payload(s, 2)) + s.patience / 2 + TICK
 
     virtual_loop.run(main(), seed=3)
