@@ -35,6 +35,7 @@ class Announcements:
         """Signatures of the newest announcements of others."""
         self._named: dict[Digest, ShownReady] = {}  # by digest, see `keep`
         self._me, self._keyring, self._electorate, self._equivocation = keyring.me, keyring, electorate, equivocation
+        self._standing = electorate.standing
         self._differ = False
 
     def add(self, sender: PeerId, message: Ready, signature: bytes) -> bool:
@@ -70,17 +71,17 @@ class Announcements:
     # --- lives of the next members
 
     def life_proof(self, peer: PeerId) -> LifeProof | None:
-        """Return the newest announcement of a peer as the proof of its life.
+        """Return the proof that a peer with its newest announcement may become a member.
 
-        None: there is no announcement, or its key is unknown.
+        None: there is no announcement, or the key or the admission of the peer is unknown.
         """
-        signed, key = self.signed(peer), self._keyring.key_of(peer)
-        if signed is None or key is None:
+        signed, key, token = self.signed(peer), self._keyring.key_of(peer), self._standing.token_of(peer)
+        if signed is None or key is None or not self._standing.admits(peer, token):
             return None
-        return LifeProof(signed.statement.attempt, signed.statement.digest, key, signed.signature)
+        return LifeProof(signed.statement.attempt, signed.statement.digest, key, signed.signature, token)
 
     def lives_proven(self, proposal: Proposal) -> bool:
-        """Return True if a proposal has a proof, signed by its peer, of each new life."""
+        """Return True if a proposal proves each new life: by an announcement of its peer, which the run admits."""
         if not self._electorate.terms.lineage:
             return True
         lives = new_lives(proposal, self._electorate.terms).items()
@@ -91,7 +92,8 @@ class Announcements:
     def _proves_life(self, proposal: Proposal, peer: PeerId, life: bytes, proof: LifeProof) -> bool:
         base = self._electorate.terms.base
         said = Announced(proposal.round, proposal.fragment, proof.attempt, life, base, proof.announced)
-        return self._keyring.verify_with(proof.key, peer, said, proof.signature)
+        signed = self._keyring.verify_with(proof.key, peer, said, proof.signature)
+        return signed and self._standing.admits(peer, proof.token)
 
     # --- announcements that proposals name
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from thinwire.collectives.consensus.farewells import Farewells, departed
+from thinwire.collectives.consensus.members.peer_standing import PeerStanding
 from thinwire.collectives.consensus.members.quorum import enough, fewest, possible, tolerated
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL
@@ -113,8 +114,7 @@ class LeaderViews:
 class Electorate:
     """Members of a round. `live`: peers with a link, and ourselves.
 
-    `nonvoters`: peers without a vote in it. `farewells`: of the members that have left. `trial`: returns True for a peer
-    that needs an endorsement to become a member. `banned`: returns peers that must not become members of the next round.
+    `nonvoters`: peers without a vote in it. `farewells`: of the members that have left. `standing`: of other peers.
     """
 
     def __init__(
@@ -123,10 +123,9 @@ class Electorate:
         terms: RoundTerms,
         live: Collection[PeerId],
         verify: Verify,
-        trial: Callable[[PeerId], bool] = lambda peer: False,
-        banned: Callable[[], Collection[PeerId]] = tuple,
+        standing: PeerStanding | None = None,
     ) -> None:
-        self.me, self.terms, self.banned, self._trial = me, terms, banned, trial
+        self.me, self.terms, self.standing = me, terms, standing or PeerStanding()
         self.live, self.nonvoters = set(live) | {me}, set[PeerId]()
         self.farewells = Farewells(terms, verify)
         self.views = LeaderViews(me, terms, self.farewells)
@@ -137,7 +136,7 @@ class Electorate:
 
     def on_trial(self, peer: PeerId) -> bool:
         """Return True if a peer is no member and needs an endorsement to become one."""
-        return peer not in self.terms.members and self._trial(peer)
+        return peer not in self.terms.members and self.standing.on_trial(peer)
 
     def endorses(self, proposal: Proposal, ready: Mapping[PeerId, Ready], *, voted: bool) -> bool:
         """Return True if all newcomers on trial that a proposal makes members are endorsed.
@@ -186,7 +185,7 @@ class Electorate:
         have left with a farewell. Otherwise each absence of an honest member would increase the share of the liars. The most
         senior ones stay, banned ones only if there are too few others: not all peers may know the evidence.
         """
-        seniors, banned = self.terms.seniors or self.terms.members, self.banned()
+        seniors, banned = self.terms.seniors or self.terms.members, self.standing.banned()
         absent = [peer for peer in seniors if peer not in alive and peer not in gone and peer in self.terms.lives]
         absent.sort(key=lambda peer: peer in banned)
         return tuple(absent[: max(0, fewest(self.liars) - len(alive))])

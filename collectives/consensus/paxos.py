@@ -34,7 +34,7 @@ of participants (`blame`), commits that other peers bring (`certificates`), chec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import msgspec
 from thinwire.collectives.consensus.acceptor import Acceptor
@@ -43,13 +43,14 @@ from thinwire.collectives.consensus.blame import Complaints
 from thinwire.collectives.consensus.certificates import certified, conflicting, with_proposal
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.justification import sealed
+from thinwire.collectives.consensus.members.peer_standing import PeerStanding
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.proposal import vote_for
 from thinwire.collectives.consensus.proposal_check import ProposalCheck
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.collectives.consensus.turn import Turn
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteStore
-from thinwire.swarm.evidence import Equivocation, ReportEquivocation
+from thinwire.swarm.evidence import Equivocation
 from thinwire.swarm.keyring import Keyring
 from thinwire.swarm.messages.registry import (
     LIFE,
@@ -81,8 +82,8 @@ class Agreement:
     send what `take` returns ((peer or None for everyone reachable, message) pairs) and look at `proposal`, `commit` and
     `diverged`. `voter`: False if this peer must not vote. `idle`: peers without chunks from the start. `barred`: peers that
     must not contribute because they withheld their data in earlier rounds; `hasty`: peers whose ballots must not stop a
-    leader that makes progress. `store`: our stored votes and life; None: in memory. `report_equivocation`: see
-    Equivocation. `banned`: returns peers that must not become members of the next round. `trial`: see Electorate.
+    leader that makes progress. `store`: our stored votes and life; None: in memory. `standing`: of the other
+    peers; None: all have equal rights.
     """
 
     def __init__(
@@ -96,9 +97,7 @@ class Agreement:
         barred: Collection[PeerId] = (),
         hasty: Collection[PeerId] = (),
         store: VoteStore | None = None,
-        report_equivocation: ReportEquivocation = lambda peer, first, second: None,
-        banned: Callable[[], Collection[PeerId]] = tuple,
-        trial: Callable[[PeerId], bool] = lambda peer: False,
+        standing: PeerStanding | None = None,
     ) -> None:
         store = MemoryVoteStore() if store is None else store
         self.me, self.terms = keyring.me, terms
@@ -109,8 +108,8 @@ class Agreement:
         self.past: set[PeerId] = set()
         """Peers that report to be in a later round."""
         self.sign, self.verify = keyring.sign, keyring.verify
-        self._electorate = Electorate(self.me, terms, live, keyring.verify, trial, banned)
-        equivocation = Equivocation(report_equivocation)
+        self._electorate = Electorate(self.me, terms, live, keyring.verify, standing)
+        equivocation = Equivocation(self._electorate.standing.report_equivocation)
         self.announcements = Announcements(keyring, self._electorate, equivocation)
         self.ready = self.announcements.newest
         self._check = ProposalCheck(self._electorate, self.announcements, equivocation, keyring.verify)

@@ -48,8 +48,8 @@ FAULTS = (
 LEFT, ON_TRIAL, DISTRUSTED = "left", "on trial", "its contributions do not lower the loss"
 """Reasons of an Exclusion: the peer has left with a farewell, lacks endorsements, or is distrusted."""
 
-UNPROVEN = "its key is unknown"
-"""Reason of an Exclusion: the leader cannot prove the peer's life to others."""
+UNPROVEN = "its key or admission is unknown"
+"""Reason of an Exclusion: the leader cannot prove to others that the peer may become a member."""
 
 
 def names(entry: Contribution, ready: Ready) -> bool:

@@ -58,7 +58,7 @@ class ProposalCheck:
             return False
         if first and not free:
             return False  # No results exist before the first ballot.
-        if free and not set(proposal.alive).isdisjoint(self._electorate.banned()):
+        if free and not set(proposal.alive).isdisjoint(self._electorate.standing.banned()):
             return False
         genuine = self.genuine(proposal)
         misplaced = free and proposal.ballot.term <= BALLOTS and self._misplaced(proposal)

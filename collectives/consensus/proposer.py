@@ -337,7 +337,7 @@ class Proposer:
         return able, excluded, [peer for peer, why in uncounted.items() if why == DISTRUSTED]
 
     def _lacks_proof(self, peer: PeerId) -> bool:
-        """Return True if a peer has a new life, and its announcement or key cannot be shown to others."""
+        """Return True if a peer has a new life, and this peer cannot prove to others that it may become a member."""
         new = self._terms.lives.get(peer) != self._ready[peer].life
         return bool(self._terms.lineage) and new and self._life_proof(peer) is None
 
@@ -368,7 +368,8 @@ class Proposer:
         farewells: tuple[Farewell, ...],
     ) -> Proposal | None:
         """Return a proposal with the group of `before`, or else with all peers; None if too few contribute."""
-        rejected, live, banned = self.blame_book.rejected, self._electorate.live, self._electorate.banned()
+        rejected, live = self.blame_book.rejected, self._electorate.live
+        banned = self._electorate.standing.banned()
         known = {*able, *excluded, *rejected}
         for peer in before.group if before is not None else self._terms.members:
             if peer not in known:

@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from thinwire.collectives.consensus.members.peer_standing import PeerStanding
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
-from thinwire.collectives.rounds.peer_standing import PeerStanding
 from thinwire.collectives.state_sync.chunk_transfer import IN_FLIGHT, LATEST
 from thinwire.collectives.topology.chunk_requests import ChunkRequests
 from thinwire.swarm.frame import Frame

@@ -17,10 +17,10 @@ from functools import partial
 from weakref import ref
 
 import msgspec
+from thinwire.collectives.consensus.members.peer_standing import PeerStanding
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_planes.contributions import ContributionSummary
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane, ignore
-from thinwire.collectives.rounds.peer_standing import PeerStanding
 from thinwire.collectives.rounds.repair import Repair, ResultServer
 from thinwire.collectives.rounds.stall_detector import StallDetector
 from thinwire.collectives.timing import MAX_TRANSFER, STALL

@@ -12,6 +12,7 @@ from weakref import ref
 import blake3
 import numpy as np
 from thinwire.collectives.consensus.certificates import certificate
+from thinwire.collectives.consensus.members.peer_standing import PeerStanding
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.vote_store import VoteStore
@@ -19,7 +20,6 @@ from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_plane_factory import DataPlaneFactory
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane, ignore
 from thinwire.collectives.rounds.data_planes.ring import Ring
-from thinwire.collectives.rounds.peer_standing import PeerStanding
 from thinwire.collectives.rounds.round import UNKNOWN_LINKS, LinkReport, Round
 from thinwire.collectives.timing import TICK, Patience
 from thinwire.collectives.topology.peer_backoff import Backoff, PeerBackoff
@@ -120,9 +120,7 @@ class RoundFactory:
             barred=self.peer_backoff.barred(terms.round),
             hasty=self.peer_backoff.hasty(terms.round),
             store=store,
-            report_equivocation=self.standing.report_equivocation,
-            banned=self.standing.banned,
-            trial=self.standing.on_trial,
+            standing=self.standing,
         )
         data_plane = self.planes.make(agreement, grid, seed=seed, turn=turn)
         current = Round(

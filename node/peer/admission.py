@@ -27,12 +27,12 @@ from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, ex
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite
-from thinwire.swarm.identity.peer_record import MAX_TOKEN, SKEW, PeerRecord, RecordError
+from thinwire.swarm.identity.peer_record import SKEW, PeerRecord, RecordError
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
 from thinwire.swarm.manifest.parser import MAX_TOML, SignedManifest
 from thinwire.swarm.membership.presets import Preset
 from thinwire.swarm.membership.swim import Roster
-from thinwire.swarm.messages.registry import VERSION, Hello, Refuse, Welcome
+from thinwire.swarm.messages.registry import MAX_TOKEN, VERSION, Hello, Refuse, Welcome
 
 LAST_VISITS, LAST_SECONDS = 4, 3.0
 """Peers that get the last record of a process whose key another one uses, and the time for it."""

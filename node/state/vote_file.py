@@ -39,10 +39,10 @@ from thinwire.collectives.consensus.vote_store import VoteRecord, VoteStore, new
 from thinwire.node.runtime.disk import Disk
 from thinwire.swarm.messages.registry import LIFE
 
-MAGIC = b"twvotes\x03"
+MAGIC = b"twvotes\x04"
 
-SIZE = 1 << 18
-"""Bytes of the file. The largest record is a proposal of 160 kB and less than 1 kB."""
+SIZE = 1 << 19
+"""Bytes of the file. The largest record is a proposal of 314 kB and less than 1 kB."""
 
 AHEAD = 1024
 """Numbers of announcements that one save allows. After a restart the numbers continue above them."""

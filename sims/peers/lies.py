@@ -31,6 +31,7 @@ from thinwire.sims.peers.agreement_lies import AGREEMENT_LIES
 from thinwire.sims.peers.false_messages import change_outgoing, each, fail, fragment_of, repeat, round_of
 from thinwire.sims.peers.learners import StubLearner
 from thinwire.sims.peers.machine import Process
+from thinwire.sims.peers.member_lies import MEMBER_LIES
 from thinwire.sims.peers.owner_lies import OWNER_LIES
 from thinwire.sims.peers.stopping_lies import STOPPING_LIES
 from thinwire.swarm.frame import Frame
@@ -374,6 +375,7 @@ IMPLEMENTED: dict[str, Callable[[Process], None]] = {
     "rare": each(lambda session: change_values(session, _least_changed)),
     **AGREEMENT_LIES,
     **OWNER_LIES,
+    **MEMBER_LIES,
     **STOPPING_LIES,
 }
 """Kind of lie -> function that makes a peer tell it. Has the keys of ALL_LIES in faults.py."""

@@ -77,6 +77,7 @@ VOTE_LIES: Mapping[str, str] = {
     "bounded-vote": "as false-vote, for results with usual norms: a negative share of its own contribution",
     "false-claim": "as bounded-vote, and it signs that it has computed these results, and replaces its announcement",
     "false-members": "as false-claim, for results without one of the honest contributors and members",
+    "made-members": "makes keys without admission, and names them as new members of each round that it leads",
     "outrun": "sends some members a ballot just above that of a leader, at once; finishes no ballot, and does not vote",
     "strike": "as outrun, to one member, and while the leader waits for promises or votes; also with the highest terms",
     "divide": "lets two members vote for different results of a round, then is silent; does not vote",

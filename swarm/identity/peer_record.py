@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 from thinwire.swarm.identity.address import split_address
 from thinwire.swarm.identity.identity import SIGNATURE_BYTES, Identity, peer_id_of, verify
-from thinwire.swarm.messages.registry import Id, PeerId
+from thinwire.swarm.messages.registry import MAX_TOKEN, Id, PeerId
 
 BODY_BYTES = 1280
 MAX_ADDRESSES = 8
@@ -22,9 +22,6 @@ MAX_TTL = 3600
 
 SKEW = 120
 """Largest difference in seconds between the clocks of honest peers."""
-
-MAX_TOKEN = 600
-"""Bytes of the longest admission token, see admission_token.py."""
 
 MAX_NAME = 64
 """Bytes of the longest name, in UTF-8."""

@@ -131,6 +131,16 @@ class Roster:
         record = self.peers.record_of(peer)
         return record is None or policy.on_trial(record.token, peer)
 
+    def token_of(self, peer: PeerId) -> bytes:
+        """Return the admission token in the record of a peer; empty without a record."""
+        record = self.record if peer == self.record.peer_id else self.peers.record_of(peer)
+        return record.token if record is not None else b""
+
+    def admits(self, peer: PeerId, token: bytes) -> bool:
+        """Return True if the rule of admission admits a peer with this token. Expiry and revocations are not checked."""
+        policy = self._transitions.exclusions.policy
+        return policy is not None and not policy.refusal(token, peer)
+
     def refusal(self, record: PeerRecord) -> str:
         """Return why the peer of a validated record is not admitted; empty if it is. Expiry is not checked."""
         return self._transitions.exclusions.refusal(record)

@@ -48,7 +48,7 @@ class Promise(Message, frozen=True):
     It carries the sender's last vote, if any, with the proposal voted for.
     """
 
-    limit: ClassVar[int] = 132_500
+    limit: ClassVar[int] = 286_500
 
     round: U32
     fragment: U16
@@ -77,7 +77,7 @@ class Propose(Message, frozen=True):
     farewells, have voted for. keys: of the peers that have signed these.
     """
 
-    limit: ClassVar[int] = 2_300_000
+    limit: ClassVar[int] = 4_910_000
 
     proposal: Proposal
     reports: Annotated[tuple[Report, ...], Meta(max_length=MAX_GROUP)] = ()
@@ -101,7 +101,7 @@ class Leave(Message, frozen=True):
     Other peers relay it. round, fragment, lineage: the round in progress.
     """
 
-    limit: ClassVar[int] = 132_600
+    limit: ClassVar[int] = 286_600
 
     round: U32
     fragment: U16
@@ -217,7 +217,7 @@ class Commit(Message, frozen=True):
     round and their keys, for peers that do not know them. On the wire a Commit is a PackedCommit.
     """
 
-    limit: ClassVar[int] = 149_000
+    limit: ClassVar[int] = 303_000
 
     proposal: Proposal
     digest: Digest

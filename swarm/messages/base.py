@@ -41,6 +41,9 @@ Site = Annotated[str, Meta(max_length=64)]
 LIFE = 16
 """Bytes of a life: a random value that is made with a peer's votes and stored with them."""
 
+MAX_TOKEN = 600
+"""Bytes of the longest admission token, see swarm/identity/admission_token.py."""
+
 Address = Annotated[str, Meta(max_length=64)]
 """Gate address "host:port", see swarm/identity/address.py."""
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-from thinwire.swarm.messages.base import LIFE, MAX_GROUP, U16, U32, U53, Digest, Id, PeerId, Reason
+from thinwire.swarm.messages.base import LIFE, MAX_GROUP, MAX_TOKEN, U16, U32, U53, Digest, Id, PeerId, Reason
 
 MAX_FAREWELLS = 64
 """Maximum number of farewells that one proposal may carry."""
@@ -86,15 +86,16 @@ class Farewell(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
 
 
 class LifeProof(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Signed announcement of a peer, which proves its life, see `Announced`.
+    """Proof of a new member: its signed announcement, see `Announced`, and its admission to the run.
 
-    attempt, announced: number and digest of the announcement. key: public key of the peer.
+    attempt, announced: number and digest of the announcement. key: public key of the peer. token: its admission token.
     """
 
     attempt: U32
     announced: Digest
     key: Id
     signature: Annotated[bytes, Meta(max_length=64)]
+    token: Annotated[bytes, Meta(max_length=MAX_TOKEN)] = b""
 
 
 class Proposal(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, dict=True):

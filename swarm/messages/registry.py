@@ -41,6 +41,7 @@ from thinwire.swarm.messages.base import (
     LIFE,
     MAX_CHUNKS,
     MAX_GROUP,
+    MAX_TOKEN,
     U16,
     U32,
     U53,
@@ -175,6 +176,7 @@ __all__ = [
     "LifeProof",
     "MAX_CHUNKS",
     "MAX_GROUP",
+    "MAX_TOKEN",
     "MAX_HOPS",
     "MAX_MICROS",
     "MAX_TENSORS",
@@ -230,7 +232,7 @@ __all__ = [
     "Welcome",
 ]
 
-VERSION = 18
+VERSION = 19
 """Version of the wire protocol. Peers of another version are refused; the error names both numbers."""
 
 _NUMBERED: list[type[Message] | None] = [

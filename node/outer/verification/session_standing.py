@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from thinwire.collectives.rounds.peer_standing import PeerStanding
+from thinwire.collectives.consensus.members.peer_standing import PeerStanding
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.verification.trials import Trials
 from thinwire.swarm.evidence import Statement
@@ -43,6 +43,14 @@ class SessionStanding(PeerStanding):
     def on_trial(self, peer: PeerId) -> bool:
         """Return True if a peer needs endorsements to become a member."""
         return self._trials.on_trial(peer)
+
+    def token_of(self, peer: PeerId) -> bytes:
+        """Return the admission token in the record of a peer; empty without a record."""
+        return self._presence.roster.token_of(peer)
+
+    def admits(self, peer: PeerId, token: bytes) -> bool:
+        """Return True if the manifest's rule of admission admits a peer with this token."""
+        return self._presence.roster.admits(peer, token)
 
     def opinions(self) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
         """Return the peers that our announcement endorses, and those that it distrusts."""

@@ -13,6 +13,7 @@ from thinwire.collectives.aggregation.norm_bounds import NormBound
 from thinwire.collectives.aggregation.rule_factory import RULES
 from thinwire.collectives.consensus.farewells import signed
 from thinwire.collectives.consensus.justification import justify
+from thinwire.collectives.consensus.members.peer_standing import PeerStanding
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import name_of, statement
@@ -21,7 +22,6 @@ from thinwire.collectives.rounds.data_planes.contributions import UNCHECKED, Own
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
 from thinwire.collectives.rounds.data_planes.owner_records import basis_of
 from thinwire.collectives.rounds.data_planes.owner_results import Reducer
-from thinwire.collectives.rounds.peer_standing import PeerStanding
 from thinwire.collectives.rounds.round import LinkReport, Round
 from thinwire.collectives.topology.shards import grid
 from thinwire.collectives.transport.buffer_pool import BufferPool

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from kit.rounds.agreements import sign, verify
 from kit.rounds.fake_keys import FakeKeys
+from kit.rounds.fake_standing import FakeStanding
 from kit.rounds.round_harness import FixedLife, farewell, freely
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.farewells import signed
@@ -128,8 +129,7 @@ def agreement(me, present, *, terms=TERMS, live=None, banned=(), trial=lambda pe
         terms,
         live=present if live is None else live,
         store=FixedLife(LIVES[me]),
-        banned=lambda: banned,
-        trial=trial,
+        standing=FakeStanding(banned=banned, trial=trial),
     )
     for peer in present:
         if peer != me:

@@ -8,6 +8,7 @@ import blake3
 import msgspec
 import pytest
 from kit.rounds.fake_keys import FakeKeys
+from kit.rounds.fake_standing import FakeStanding
 from kit.rounds.round_harness import FixedLife
 from thinwire.collectives.consensus.certificates import compact
 from thinwire.collectives.consensus.members.lives import lives_of
@@ -71,7 +72,11 @@ class Scene:
             self.convicted.setdefault(me, []).append((peer, first, second))
 
         return Agreement(
-            FakeKeys(me, sign, verify), TERMS, live=set(IDS), store=FixedLife(LIVES[me]), report_equivocation=report
+            FakeKeys(me, sign, verify),
+            TERMS,
+            live=set(IDS),
+            store=FixedLife(LIVES[me]),
+            standing=FakeStanding(report_equivocation=report),
         )
 
     def tell(self, sender, to, message):

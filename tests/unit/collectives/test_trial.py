@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from kit.rounds.fake_keys import FakeKeys
+from kit.rounds.fake_standing import FakeStanding
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
@@ -22,7 +23,7 @@ def ready(*endorses, distrusts=()):
 
 def agreement(me, trial=lambda peer: True, terms=TERMS):
     everyone = (*MEMBERS, NEW)
-    return Agreement(FakeKeys(me), terms, live=everyone, trial=trial)
+    return Agreement(FakeKeys(me), terms, live=everyone, standing=FakeStanding(trial=trial))
 
 
 def proposal_of_the_leader(endorsing, trial=lambda peer: True):
@@ -40,7 +41,7 @@ def proposal_of_the_leader(endorsing, trial=lambda peer: True):
 @pytest.mark.parametrize(("count", "admitted"), [(0, False), (1, False), (2, True), (3, True)])
 def test_electorate_admits_a_newcomer_with_a_quorum_of_endorsements(count, admitted):
     # Of four members, two with the most senior one are a quorum.
-    electorate = Electorate(MEMBERS[0], TERMS, MEMBERS, lambda *_: True, lambda peer: True)
+    electorate = Electorate(MEMBERS[0], TERMS, MEMBERS, lambda *_: True, FakeStanding(trial=lambda peer: True))
     said = {member: ready(NEW) for member in MEMBERS[:count]} | {NEW: ready(NEW)}
     assert electorate.uncounted([NEW], said) == ({} if admitted else {NEW: ON_TRIAL})
     assert not electorate.uncounted(MEMBERS, {}), "members need no endorsement"
@@ -104,7 +105,7 @@ def distrusting(count, terms=TERMS):
 
 @pytest.mark.parametrize(("count", "out"), [(0, False), (1, False), (2, True), (3, True)])
 def test_more_than_half_of_the_other_members_take_the_weight_of_one(count, out):
-    electorate = Electorate(MEMBERS[0], TERMS, MEMBERS, lambda *_: True, lambda peer: False)
+    electorate = Electorate(MEMBERS[0], TERMS, MEMBERS, lambda *_: True)
     assert electorate.uncounted(MEMBERS, distrusting(count)) == ({BAD: DISTRUSTED} if out else {})
 
 
@@ -121,7 +122,7 @@ def test_minority_of_liars_takes_no_weight(members):
 
 
 def test_distrust_of_newcomers_and_of_oneself_does_not_count():
-    electorate = Electorate(MEMBERS[0], TERMS, (*MEMBERS, NEW), lambda *_: True, lambda peer: False)
+    electorate = Electorate(MEMBERS[0], TERMS, (*MEMBERS, NEW), lambda *_: True)
     said = {MEMBERS[0]: ready(distrusts=(BAD,)), BAD: ready(distrusts=(BAD,)), NEW: ready(distrusts=(BAD,))}
     assert not electorate.uncounted(MEMBERS, said)
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from kit.rounds.fake_standing import FakeStanding
 from kit.rounds.round_harness import farewell, leaving, ready
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.members.terms import RoundTerms
@@ -90,7 +91,9 @@ def test_order_of_leaders_has_all_reachable_members_after_the_present_leader():
 
 def test_peer_is_on_trial_only_in_a_run_with_trials():
     assert not electorate().on_trial(EVE)
-    with_trials = Electorate(ME, TERMS, IDS, lambda peer, message, signature: True, lambda peer: True)
+    with_trials = Electorate(
+        ME, TERMS, IDS, lambda peer, message, signature: True, FakeStanding(trial=lambda peer: True)
+    )
     assert with_trials.on_trial(EVE) and not with_trials.on_trial(ANN)
 
 
@@ -145,7 +148,7 @@ def test_only_one_other_member_cannot_take_the_weight_of_a_member():
 
 
 def test_peer_on_trial_is_uncounted_without_endorsements_of_a_quorum():
-    one = Electorate(ME, TERMS, IDS, lambda peer, message, signature: True, trial=lambda peer: True)
+    one = Electorate(ME, TERMS, IDS, lambda peer, message, signature: True, FakeStanding(trial=lambda peer: True))
     for endorsing, found in (((BEN, CAT), {EVE: ON_TRIAL}), ((ANN, BEN), {}), ((EVE, ME), {EVE: ON_TRIAL})):
         said = {peer: msgspec.structs.replace(ready(), endorses=(EVE,)) for peer in endorsing}
         assert one.uncounted([EVE, DAN], said) == found, "DAN is a member"

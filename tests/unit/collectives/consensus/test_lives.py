@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from kit.rounds.agreements import sign, verify
 from kit.rounds.fake_keys import FakeKeys
+from kit.rounds.fake_standing import FakeStanding
 from kit.rounds.round_harness import FixedLife, freely
 from thinwire.collectives.consensus.members.lives import lives_of
 from thinwire.collectives.consensus.members.terms import RoundTerms
@@ -53,9 +54,9 @@ class ForgetfulKeys(FakeKeys):
         return None if peer == NEW else peer
 
 
-def agreement(me=ME, life=None, keys=FakeKeys, present=MEMBERS):
-    life = LIVES[me] if life is None else life
-    one = Agreement(keys(me, sign, verify), TERMS, live=present, store=FixedLife(life))
+def agreement(me=ME, life=None, keys=FakeKeys, present=MEMBERS, tokens=None):
+    life, standing = LIVES[me] if life is None else life, FakeStanding(tokens=tokens)
+    one = Agreement(keys(me, sign, verify), TERMS, live=present, store=FixedLife(life), standing=standing)
     for peer in present:
         if peer != me:
             ready = announced(LIVES[peer])
@@ -65,9 +66,9 @@ def agreement(me=ME, life=None, keys=FakeKeys, present=MEMBERS):
     return one
 
 
-def proof(peer, life, signer=None):
+def proof(peer, life, signer=None, token=b""):
     said = announced(life).statement()
-    return LifeProof(1, said.digest, peer, sign(signer or peer, said))
+    return LifeProof(1, said.digest, peer, sign(signer or peer, said), token)
 
 
 def proposal(lives, proofs=(), ballot=FIRST, **changes):
@@ -131,6 +132,23 @@ def test_leader_proves_new_lives_and_leaves_out_peers_whose_key_it_does_not_know
         one = agreement(LEADER, keys=FakeKeys if known else ForgetfulKeys, present=IDS)
         one.tick(20.0)
         assert one.proposal is not None and (NEW in one.proposal.members) == known
+
+
+def test_new_member_needs_its_admission_token():
+    """In a closed run a lying leader could otherwise make keys of its own members, and outvote all others."""
+    lives = {**THREE, NEW: NEW_LIFE}
+    for token, admitted in ((NEW, True), (b"", False), (OTHER, False)):
+        one = agreement(tokens={})
+        assert follows(one, proposal(lives, [proof(NEW, NEW_LIFE, token=token)])) == admitted
+        assert follows(one, proposal(THREE, ballot=SECOND)) == admitted, "such a leader leads no further ballot"
+
+
+def test_leader_shows_the_tokens_of_new_members_and_leaves_out_peers_without_one():
+    for tokens in ({NEW: NEW}, {}, {NEW: OTHER}):
+        one = agreement(LEADER, present=IDS, tokens=tokens)
+        one.tick(20.0)
+        assert one.proposal is not None and (NEW in one.proposal.members) == (tokens == {NEW: NEW})
+        assert [entry.token for entry in one.proposal.life_proofs] == [NEW] * (NEW in one.proposal.members)
 
 
 @pytest.mark.parametrize("peer", [ME, OTHER])

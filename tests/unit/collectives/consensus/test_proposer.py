@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from kit.rounds.fake_standing import FakeStanding
 from kit.rounds.round_harness import leaving
 from thinwire.collectives.consensus.acceptor import LAST_TERM, LEAP
 from thinwire.collectives.consensus.electorate import Electorate
@@ -273,7 +274,8 @@ def test_newcomer_on_trial_takes_part_only_in_the_first_ballot_and_with_endorsem
     guest, said = bytes([9]) * 32, {"distrusts": (IDS[4],), "endorses": (bytes([9]) * 32,) if endorsed else ()}
     ready = {peer: msgspec.structs.replace(announced(), **said) for peer in IDS} | {guest: announced()}
     everyone = [*IDS, guest]
-    known = Electorate(ME, TERMS, everyone, lambda peer, message, signature: True, lambda peer: peer == guest)
+    standing = FakeStanding(trial=lambda peer: peer == guest)
+    known = Electorate(ME, TERMS, everyone, lambda peer, message, signature: True, standing)
     proposer, ballot = Proposer(known, ready), Ballot(1 if first else 2, ME)
     if first:
         proposer.first(Promise(5, 0, ballot, None, None), SIGNED)

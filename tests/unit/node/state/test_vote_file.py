@@ -21,6 +21,7 @@ from thinwire.swarm.messages.registry import (
     LIFE,
     MAX_FAREWELLS,
     MAX_GROUP,
+    MAX_TOKEN,
     Ballot,
     Contribution,
     Exclusion,
@@ -65,7 +66,7 @@ def largest_open():
         ids,
         *((2**16 - 1,) * MAX_GROUP for _ in range(3)),
         lives=b"l" * LIFE * MAX_GROUP,
-        life_proofs=(LifeProof(2**32 - 1, B, B, b"s" * 64),) * MAX_GROUP,
+        life_proofs=(LifeProof(2**32 - 1, B, B, b"s" * 64, b"t" * MAX_TOKEN),) * MAX_GROUP,
         lineage=b"l" * LIFE,
         farewells=farewells,
         left=farewells,
@@ -154,7 +155,7 @@ def test_vote_file_holds_largest_open_and_refuses_longer_record():
     one = VoteRecord(b"l" * LIFE, 2**32 - 1, Ballot(2**32 - 1, B), largest, B, True)
     store.save(one)
     assert vote_file(disk).record == one
-    exclusions = tuple(Exclusion(A, "x" * 64) for _ in range(2000))
+    exclusions = tuple(Exclusion(A, "x" * 64) for _ in range(4000))
     with pytest.raises(OSError, match="too long"):
         store.save(VoteRecord(b"", 2**32 - 1, Ballot(1, A), msgspec.structs.replace(largest, excluded=exclusions), B))
     assert vote_file(disk).record == one

@@ -22,7 +22,8 @@ from thinwire.swarm.identity.admission_token import (
 )
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
-from thinwire.swarm.identity.peer_record import MAX_NAME, MAX_TOKEN, PeerRecord
+from thinwire.swarm.identity.peer_record import MAX_NAME, PeerRecord
+from thinwire.swarm.messages.registry import MAX_TOKEN
 
 RUN = b"r" * 32
 AUTHOR, ANN, BEN, CAROL = (Identity.generate(bytes([number]) * 32) for number in range(4))

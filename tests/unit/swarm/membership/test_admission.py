@@ -56,6 +56,16 @@ def test_nothing_is_learned_before_the_manifest_is_known():
     assert not roster.peers.others and roster.refusal(admitted(NEW))
 
 
+def test_roster_has_the_tokens_of_known_peers_and_judges_those_of_others():
+    roster = roster_of()
+    assert roster.token_of(ME.peer_id) == admitted(ME).token and roster.token_of(OTHER.peer_id) == admitted(OTHER).token
+    assert roster.token_of(NEW.peer_id) == b"" and not roster.admits(NEW.peer_id, b"")
+    token = admitted(NEW).token
+    assert roster.admits(NEW.peer_id, token) and not roster.admits(OTHER.peer_id, token)
+    assert roster.admits(AUTHOR.peer_id, b"") and not roster_of(None).admits(NEW.peer_id, token)
+    assert roster_of(AdmissionPolicy(RUN, AUTHOR.public_key)).admits(NEW.peer_id, b""), "an open run needs none"
+
+
 def test_a_revocation_bans_spreads_and_lasts():
     roster = roster_of()
     tell(roster, admitted(NEW).item)

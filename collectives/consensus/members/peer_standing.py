@@ -23,6 +23,17 @@ class PeerStanding:
         """Return True if a peer needs endorsements to become a member."""
         return False
 
+    def token_of(self, peer: PeerId) -> bytes:
+        """Return the admission token of a peer; empty if it has none, or if none is known here."""
+        return b""
+
+    def admits(self, peer: PeerId, token: bytes) -> bool:
+        """Return True if a peer with this admission token may become a member.
+
+        The answer is the same at all peers of a run: it depends on the manifest and the token only.
+        """
+        return True
+
     def opinions(self) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
         """Return the peers that our announcement endorses, and those that it distrusts."""
         return (), ()
