@@ -81,7 +81,10 @@ class Announcements:
         return LifeProof(signed.statement.attempt, signed.statement.digest, key, signed.signature, token)
 
     def lives_proven(self, proposal: Proposal) -> bool:
-        """Return True if a proposal proves each new life: by an announcement of its peer, which the run admits."""
+        """Return True if a proposal proves each new life.
+
+        The proof is an announcement of its peer, and the token by which the run admits this peer.
+        """
         if not self._electorate.terms.lineage:
             return True
         lives = new_lives(proposal, self._electorate.terms).items()

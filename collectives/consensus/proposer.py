@@ -337,7 +337,7 @@ class Proposer:
         return able, excluded, [peer for peer, why in uncounted.items() if why == DISTRUSTED]
 
     def _lacks_proof(self, peer: PeerId) -> bool:
-        """Return True if a peer has a new life, and this peer cannot prove to others that it may become a member."""
+        """Return True if a peer has a new life, and cannot be proven to others, see `life_proof`."""
         new = self._terms.lives.get(peer) != self._ready[peer].life
         return bool(self._terms.lineage) and new and self._life_proof(peer) is None
 

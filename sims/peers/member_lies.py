@@ -18,7 +18,10 @@ MADE = 3
 
 
 class _MadeMembers:
-    """Member that makes keys, and announces in their names to itself, so that it names them as new members when it leads."""
+    """Member that makes keys, and names them as new members when it leads.
+
+    It receives announcements that it has signed with them.
+    """
 
     def __init__(self, session: RoundSession) -> None:
         self._session, self._on_frame = session, session.on_frame
@@ -46,4 +49,7 @@ def _make_members(session: RoundSession | GossipSession) -> None:
 
 
 MEMBER_LIES: dict[str, Callable[[Process], None]] = {"made-members": each(_make_members)}
-"""Kind of lie -> function that makes the peer of a process tell it; VOTE_LIES in faults.py describes them."""
+"""Kind of lie -> function that makes the peer of a process tell it.
+
+VOTE_LIES in faults.py describes them.
+"""

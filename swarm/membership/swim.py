@@ -137,7 +137,10 @@ class Roster:
         return record.token if record is not None else b""
 
     def admits(self, peer: PeerId, token: bytes) -> bool:
-        """Return True if the rule of admission admits a peer with this token. Expiry and revocations are not checked."""
+        """Return True if the rule of admission admits a peer with this token.
+
+        Expiry and revocations are not checked.
+        """
         policy = self._transitions.exclusions.policy
         return policy is not None and not policy.refusal(token, peer)
 
