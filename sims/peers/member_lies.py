@@ -14,7 +14,10 @@ from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.messages.registry import LIFE, PeerId
 
 MADE = 3
-"""Keys that a liar makes: with them it has most members of a run of four, and they are so few that they own no chunks."""
+"""Keys that a liar makes.
+
+With them it has most members of a run of four; more of them would own chunks, and rounds would fail.
+"""
 
 
 class _MadeMembers:
