@@ -234,7 +234,8 @@ class Presence:
         if type(message) in MEMBERSHIP:  # most messages; the watch observes none of them
             if letters := self.roster.handle(peer, message, now):
                 self._send(letters)
-            self._follow_roster()
+            if self.roster.due <= now:  # always after an event
+                self._follow_roster()
             return
         if self.watch is not None and self.watch.saw(peer, frame):
             return

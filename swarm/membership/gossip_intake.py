@@ -64,13 +64,14 @@ class GossipIntake:
         table: they are a part of its table.
         """
         joined: list[PeerId] = []
+        wall = self._wall()
         known, first_table = self._table.known_items, table and source == self._requested_from and self._is_first
         for item in items:
             if item in known:
                 continue
             kind = item[0] if item else 0
             if kind == gossip_items.RECORD:
-                record = self._record(source, item, now, table)
+                record = self._record(source, item, now, wall, table)
                 if record is None:
                     continue
                 own = record.peer_id == source
@@ -102,7 +103,7 @@ class GossipIntake:
             self._budgets[source] = TokenBucket(VERIFY_RATE_SOURCE, depth, depth, now)
         return self._budgets[source].take(now) and self._budget.take(now)
 
-    def _record(self, source: PeerId, item: bytes, now: float, table: bool) -> PeerRecord | None:
+    def _record(self, source: PeerId, item: bytes, now: float, wall: int, table: bool) -> PeerRecord | None:
         if asked := table and source == self._requested_from and self._unbudgeted > 0:
             self._unbudgeted -= 1
             self.incomplete |= not self._unbudgeted
@@ -113,7 +114,7 @@ class GossipIntake:
         except RecordError:
             return None
         try:
-            record.check_time(self._wall())
+            record.check_time(wall)
         except RecordError:
             if record.peer_id == self._table.me:
                 self._transitions.exceed(record, now)
