@@ -82,7 +82,8 @@ class Fabric(Protocol):
 class Endpoint(Protocol):
     """Transport of one peer. `awake` is cleared while its process is stopped or dead.
 
-    `peaks`: maximum of control and of bulk frames in flight; several small bulk frames count as one.
+    `loss` and `jitter` are those of its own link. `peaks`: maximum of control and of bulk frames in flight; several small
+    bulk frames count as one.
     """
 
     peer_id: PeerId
@@ -90,6 +91,8 @@ class Endpoint(Protocol):
     uplink: Uplink
     downlink: Downlink
     gateway: Gateway | None
+    loss: float
+    jitter: float
     traffic: LinkTraffic
     peaks: list[int]
     awake: asyncio.Event

@@ -245,7 +245,7 @@ class SimNet:
         """Return the one-way seconds of one packet."""
         return self._delay(self.latency(sender, receiver), self.peers[sender], self.peers[receiver])
 
-    def _delay(self, base: float, a: SimTransport, b: SimTransport) -> float:
+    def _delay(self, base: float, a: Endpoint, b: Endpoint) -> float:
         """Return a random delay in seconds. Each lost transmission adds a time-out, which doubles (RFC 6298)."""
         # The exponential distribution is computed in the same way as by random.expovariate(1).
         delay, draw = base, self._rng.random
@@ -260,7 +260,7 @@ class SimNet:
                 timeout = min(2 * timeout, 60.0)
         return delay
 
-    def _loss(self, a: SimTransport, b: SimTransport, when: float) -> float:
+    def _loss(self, a: Endpoint, b: Endpoint, when: float) -> float:
         """Return the probability that a packet is lost at time `when`, as far as known now."""
         kept = (1.0 - self.loss) * (1.0 - a.loss) * (1.0 - b.loss)
         if self.lossy:
@@ -276,7 +276,7 @@ class SimNet:
         The last byte leaves later if the connection is slower than that.
         """
         loop, size = self.loop, packet.size
-        first = loop.now + self._delay(pipe.latency, self.peers[pipe.pair[0]], self.peers[pipe.pair[1]])
+        first = loop.now + self._delay(pipe.latency, pipe.source, pipe.sink)
         if pipe.entry is None:
             packet.number = pipe.sent
             pipe.sent += 1

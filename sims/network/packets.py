@@ -63,8 +63,9 @@ class Packer:
             elif message.signed:
                 signature = UNSIGNED
             self._last = Frame(message, b"", signature)
-        shown = Frame(message, payload, self._last.signature) if payload else self._last
-        return Packet(b"", b"", shown, self._size + self._carried(payload))
+        if not payload:
+            return Packet(b"", b"", self._last, self._size)
+        return Packet(b"", b"", Frame(message, payload, self._last.signature), self._size + self._carried(payload))
 
     def _carried(self, payload: bytes) -> int:
         """Return the bytes of a payload on the links."""

@@ -142,9 +142,10 @@ class SimWorld:
         self._watch, self._first, self.folder = watch, first, folder
         self._learners = LearnerFactory(scenario, folder)
         regions: dict[PeerId, str] = {}
+        latencies = {pair: path.rtt / 2 for pair, path in scenario.paths.items()}
         self.net = SimNet(
             scenario.seed,
-            latency=lambda sender, receiver: scenario.paths[regions[sender], regions[receiver]].rtt / 2,
+            latency=lambda sender, receiver: latencies[regions[sender], regions[receiver]],
             stream=lambda sender, receiver: scenario.paths[regions[sender], regions[receiver]].stream,
             jitter=scenario.jitter,
             loss=scenario.loss,
