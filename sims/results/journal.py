@@ -67,7 +67,7 @@ class Journal:
         self.events: list[Event] = []
         self.samples: list[SwarmSample] = []
         self._shared: dict[tuple[tuple[str, Any], ...], Mapping[str, Any]] = {}
-        """Fields of text, by content."""
+        """Fields of events of joins, by content."""
 
     @property
     def now(self) -> float:
@@ -76,10 +76,11 @@ class Journal:
 
     def event(self, at: float, peer: int, name: str, fields: Mapping[str, Any] | None = None) -> None:
         """Append an event."""
-        fields = dict(fields or {})
-        if all(type(value) is str for value in fields.values()):
-            # Among a thousand peers, a million events of joins name the same peers and addresses.
+        if name == "joined" and fields:
+            # Among a thousand peers, a million such events name the same peers and addresses.
             fields = self._shared.setdefault(tuple(fields.items()), fields)
+        else:
+            fields = dict(fields or {})
         self.events.append(Event(at, peer, name, fields))
 
     def sample(self, at: float, peers: tuple[PeerSample | None, ...]) -> None:
