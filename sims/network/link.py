@@ -53,6 +53,7 @@ class Fabric(Protocol):
     """Network for links. `window`: large bulk frames in flight per direction. `loop.now`: virtual seconds.
 
     `context`: that of callbacks that belong to no peer. `patience`: seconds after which a link that does not move breaks.
+    `paths`: one object for all equal paths, because a thousand peers have a million directions of links.
     """
 
     loop: SimLoop
@@ -61,6 +62,7 @@ class Fabric(Protocol):
     latency: Latency
     stream: Rate | None
     window: int
+    paths: dict[Path, Path]
 
     def at(self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> None:
         """Call back at a virtual time, as the network."""
@@ -135,7 +137,8 @@ Path = tuple[float, float | None, int]
 def path_of(net: Fabric, source: Endpoint, sink: Endpoint) -> Path:
     """Return the present path from one peer to another."""
     pair = source.peer_id, sink.peer_id
-    return net.latency(*pair), net.stream(*pair) if net.stream is not None else None, net.window
+    path = net.latency(*pair), net.stream(*pair) if net.stream is not None else None, net.window
+    return net.paths.setdefault(path, path)
 
 
 class Pipe:

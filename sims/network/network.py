@@ -17,7 +17,7 @@ from thinwire.collectives.transport.circuits.limits import CircuitLimits
 from thinwire.collectives.transport.interface import Admit, Arrival
 from thinwire.sims.engine.virtual_loop import current
 from thinwire.sims.network.circuits import Connection
-from thinwire.sims.network.link import Endpoint, Latency, Pipe, Rate, spoil
+from thinwire.sims.network.link import Endpoint, Latency, Path, Pipe, Rate, spoil
 from thinwire.sims.network.packets import Packet
 from thinwire.sims.network.partitions import Pair, Partitions
 from thinwire.sims.network.transport import SimTransport
@@ -77,6 +77,7 @@ class SimNet:
         """Context of the network's own callbacks, which belong to no peer and run while peers are stopped."""
         self.latency: Latency = latency if callable(latency) else lambda sender, receiver: latency
         self.window, self.deadline, self.encode, self.stream = window, deadline, encode, stream
+        self.paths: dict[Path, Path] = {}
         self.patience, self.circuits, self.payload_factor = patience, circuits, payload_factor
         self.corrupt: Corrupt | None = None
         self.peers: dict[PeerId, SimTransport] = {}

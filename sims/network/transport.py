@@ -12,7 +12,7 @@ from thinwire.collectives.transport.addresses.observed_addresses import Sighting
 from thinwire.collectives.transport.interface import REFUSED, RELAY_DEAD, RELAY_STUCK, Admit, Arrival, Contact, Lent
 from thinwire.sims.network.bulk_progress import BulkProgress
 from thinwire.sims.network.circuits import Connection, RelayedLink, circuits_of
-from thinwire.sims.network.handshake import Handshakes, Network
+from thinwire.sims.network.handshake import Handshakes, Network, finish
 from thinwire.sims.network.inbox import Inbox
 from thinwire.sims.network.link import Downlink, Endpoint, Gateway, LinkTraffic, Pipe, SimLink, Uplink
 from thinwire.sims.network.packets import Packer
@@ -301,7 +301,7 @@ class SimTransport:
                 self._inbox.wake()
             self._obstacles[peer] = "" if isinstance(answer, Welcome) else answer.detail
         finally:
-            _finish(self._opening.pop(peer))
+            finish(self._opening.pop(peer))
 
     def _try_directly(self, link: SimLink) -> None:
         """Dial the peer of a link over a circuit, now and then; a direct link replaces it."""
@@ -350,11 +350,6 @@ class SimTransport:
         self.links[host.peer_id] = host.links[self.peer_id] = link
         for end, other in ((self, host), (host, self)) if self.circuits is not None else ():
             if other.peer_id in end._opening:
-                _finish(end._opening[other.peer_id])
+                finish(end._opening[other.peer_id])
             if circuit:
                 end._try_later(link)
-
-
-def _finish(opening: asyncio.Future[None]) -> None:
-    if not opening.done():
-        opening.set_result(None)
