@@ -49,7 +49,7 @@ class Partitions:
 
     def refused(self, sender: PeerId, receiver: PeerId) -> bool:
         """Return True if a connection attempt of the sender is refused at once."""
-        return self._refusals[sender, receiver] > 0
+        return bool(self._refusals) and self._refusals[sender, receiver] > 0
 
     def refuse(self, pair: Pair) -> None:
         """Refuse connection attempts until an equal number of `admit`s."""

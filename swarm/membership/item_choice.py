@@ -75,7 +75,7 @@ class ItemChoice:
         yield from exclusions.revoked.values()
         recent = 2 * self._preset.push_pull(table.live.size) + self._preset.gossip_to_dead
         # Keys are free, so proofs against them may be many.
-        proofs = sorted(entry.since for entry in table.entries.values() if is_proof(entry.state_item))
+        proofs = sorted(entry.since for _, entry in table.absent_entries() if is_proof(entry.state_item))
         since = proofs[-PROOFS:][0] if proofs else 0.0
         for entry in table.entries.values():
             if entry.live:

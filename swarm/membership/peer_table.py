@@ -172,9 +172,13 @@ class PeerTable:
 
     def dead_entries(self) -> Iterator[tuple[PeerId, PeerEntry]]:
         """Yield the peers that have died and not come back, with their entries."""
+        return ((peer, entry) for peer, entry in self.absent_entries() if entry.state == "dead")
+
+    def absent_entries(self) -> Iterator[tuple[PeerId, PeerEntry]]:
+        """Yield the known peers that are not in the view, with their entries."""
         if self.live.size > len(self.entries):
             return iter(())  # All known peers are in the view: the usual case.
-        return ((peer, entry) for peer, entry in self.entries.items() if entry.state == "dead")
+        return ((peer, entry) for peer, entry in self.entries.items() if not entry.live)
 
     # --- changes
 

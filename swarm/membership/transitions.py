@@ -328,7 +328,7 @@ class Transitions:
         """Forget peers whose departure, or ban that expires, is `preset.tombstone` seconds ago. Returns them."""
         old = [
             peer
-            for peer, entry in self.table.entries.items()
+            for peer, entry in self.table.absent_entries()
             if (entry.state in ("dead", "left") or self.bans.expires(entry))
             and now - entry.since > self._preset.tombstone
         ]
