@@ -167,6 +167,16 @@ class Agreement:
         """Promises and votes of this peer; to be read, not changed."""
         return self._acceptor
 
+    @property
+    def overdue(self) -> bool:
+        """True if the round lasts so long that this peer has asked for another leader."""
+        return self.commit is None and self._electorate.views.asked > 0
+
+    @property
+    def unanswered(self) -> tuple[PeerId, ...]:
+        """Reachable members without a promise or a vote in our last ballot of this round."""
+        return self._proposer.unanswered
+
     def waiting_for(self) -> tuple[PeerId, ...]:
         """Return the reachable members and applicants that the round waits for before it opens."""
         return self._turn.waiting_for()

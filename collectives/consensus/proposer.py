@@ -78,7 +78,7 @@ class Proposer:
         self._informed: set[PeerId] = set()
         """Peers to which our last proposal went over a link that is still open."""
         self._asked: set[PeerId] = set()
-        """Peers that have not answered the Prepare of our ballot."""
+        """Peers that have not answered our ballot: its Prepare, or the proposal once it is open."""
         self._guests: set[PeerId] = set()
         """Peers that have answered it, are ready, and are no members."""
         self._ballots = 0
@@ -103,6 +103,11 @@ class Proposer:
     def growth(self) -> float:
         """Factor of the usual wait for a stuck leader, 1 to GROWTH."""
         return min(GROWTH, 2.0 ** max(0, min(self._ballots - BALLOTS, 16)))
+
+    @property
+    def unanswered(self) -> tuple[PeerId, ...]:
+        """Reachable members that have not answered our last ballot: no promise, or no vote once it was open."""
+        return tuple(peer for peer in self._terms.members if peer in self._asked and self._electorate.reaches(peer))
 
     def leads(self, proposal: Proposal | None) -> bool:
         """Return True if the open ballot is ours, and we have not begun another one."""
@@ -187,6 +192,7 @@ class Proposer:
             return False, None
         if message.digest is None:
             return False, None  # A leader's statement about its proposal is no vote.
+        self._asked.discard(sender)
         is_first = sender not in self._votes
         self._votes[sender] = (message.digest, signature)
         same = {peer for peer, (digest, _) in self._votes.items() if digest == message.digest}
@@ -265,6 +271,7 @@ class Proposer:
             found = justify(proposal, promises, left.values())
         if found is not None:
             self._promises, self._votes, self._informed = None, {}, set(electorate.live)
+            self._asked = set(found.proposal.alive) - {electorate.me}
             self._opened_at = now
         elif late:
             self.yield_to_others()  # Other peers may be reachable by now.

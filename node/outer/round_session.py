@@ -35,6 +35,7 @@ from thinwire.node.outer.state_transfer.state_server import StateServer
 from thinwire.node.runtime.asyncio_extra import Result, Work
 from thinwire.node.state.replica import Replica
 from thinwire.swarm.frame import Frame
+from thinwire.swarm.identity.identity import short
 from thinwire.swarm.messages.registry import (
     Ask,
     Commit,
@@ -235,7 +236,12 @@ class RoundSession(ReplicaSession):
         return self.current.agreement.waiting_for()
 
     def stalled(self) -> str:
-        return self.quorum_wait.text
+        agreement = self.current.agreement
+        if self.quorum_wait.text or not agreement.overdue:
+            return self.quorum_wait.text
+        silent, leader = ", ".join(map(short, agreement.unanswered)), short(agreement.acceptor.leader)
+        reason = f"{silent} can be reached, and has not answered" if silent else f"{leader} leads it"
+        return f"round {agreement.terms.round} does not end: {reason}"
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         return {"stash": (len(self.factory.pending_frames), MAX_PENDING), "early": self.current.data_plane.early}

@@ -101,7 +101,7 @@ class Session(ABC):
         """Return size and limit of each buffer, by name."""
 
     def stalled(self) -> str:
-        """Return why no round can commit, awaited peers, and until when; empty if a quorum is here."""
+        """Return why the round does not end, awaited peers, and until when; empty if it makes progress."""
         return ""
 
     def leave(self) -> None:  # noqa: B027

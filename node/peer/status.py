@@ -116,7 +116,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     synchronous data parallelism in fp32 would have sent for the same steps. `reach`: how other peers see and
     reach this one, see Reach. `alarm`: a problem for a person, such as a
     checkpoint that cannot be written. `seat`: as in PeerStatus; `group`: state of the group with which this peer holds
-    the model. `stalled`: why no round can commit, for whom this peer waits, and until when; empty if a quorum is here.
+    the model. `stalled`: why the round does not end, for whom this peer waits, and until when; empty if it makes progress.
     `stalls`: the same for programs. `fetching`: size of the state that is being fetched, the part that is here, number of
     sources, and duration, or the wait for offers of one; empty if none is. `transfers`: the same for programs, without
     that wait. `lineage`: name of the lineage, if it is not the first one. `continued`: the lineages that this process has

@@ -19,7 +19,10 @@ GAUGES: dict[str, tuple[str, Number]] = {
     "sync_seconds": ("Seconds of the last exchange.", lambda status: status.sync_seconds),
     "alike": ("1 if all peers have the same weights.", lambda status: float(status.alike)),
     "alarm": ("1 if a problem needs a person.", lambda status: float(bool(status.alarm))),
-    "stalled": ("1 if too few members are here for a round.", lambda status: float(bool(status.stalled))),
+    "stalled": (
+        "1 if a round does not end: members are absent or do not answer.",
+        lambda status: float(bool(status.stalled)),
+    ),
     "status_timestamp_seconds": ("Time of the status.", lambda status: status.wall),
 }
 

@@ -9,7 +9,7 @@ from kit.rounds.round_harness import leaving
 from thinwire.collectives.consensus.acceptor import LAST_TERM, LEAP
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.members.terms import RoundTerms
-from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, name_of
+from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, name_of, vote_for
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.swarm.messages.registry import Ballot, Blame, Contribution, Promise, Proposal, Ready, Vote
 
@@ -95,6 +95,22 @@ def test_departed_member_takes_no_part_although_it_promised_before():
     known.farewells.add(leaving(IDS[0], Ballot(2, ME)))
     found = proposed(candidate, None, 0.1)
     assert found is not None and found.alive == tuple(IDS[1:]) and [one.peer for one in found.farewells] == IDS[:1]
+
+
+def test_member_has_answered_a_ballot_with_its_promise_and_then_with_its_vote():
+    candidate = Proposer(electorate(live=IDS[1:]), {peer: announced() for peer in IDS})
+    assert candidate.unanswered == ()
+    candidate.prepare(promise(2), SIGNED, 0.0)
+    for peer in IDS[1:3]:
+        candidate.on_promise(peer, promise(2), SIGNED, counts=True)
+    assert candidate.unanswered == (IDS[4],), "the first member cannot be reached"
+    candidate.on_promise(IDS[4], promise(2), SIGNED, counts=True)
+    assert candidate.unanswered == ()
+    found = proposed(candidate, None, 0.1)
+    assert found is not None and candidate.unanswered == (IDS[1], IDS[2], IDS[4])
+    candidate.on_vote(IDS[2], vote_for(found, bytes(32)), SIGNED, found)
+    candidate.yield_to_others()
+    assert candidate.unanswered == (IDS[1], IDS[4]), "those of the last ballot count until the next one"
 
 
 def test_proposer_waits_for_peer_without_state_only_if_member():

@@ -35,6 +35,7 @@ from thinwire.swarm.messages.registry import (
     Proof,
     Propose,
     Ready,
+    ViewChange,
 )
 
 
@@ -191,6 +192,26 @@ def test_lost_owner_residuals_are_reported_once():
     scene.session.advance()
     reports = [fields["detail"] for name, fields in scene.events if name == "residual_lost"]
     assert reports == ["residuals of 3 chunks, norm 2"] and residuals.lost == (0, 0.0)
+
+
+@pytest.mark.parametrize("demanded", [True, False])
+def test_session_names_reachable_members_that_do_not_answer_and_the_leader_otherwise(demanded):
+    """demanded: the others ask for another leader before this peer has begun a ballot."""
+    scene = Scene()
+    agreement = scene.session.current.agreement
+    ready = scene.announce()
+    for peer in (ANN, BEN):
+        scene.on_message(peer, msgspec.structs.replace(ready, life=peer[:16]))
+    scene.on_message(BEN, Prepare(1, 0, Ballot(5, BEN), FIRST))
+    assert not agreement.overdue and scene.session.stalled() == ""
+    for peer in (ANN, BEN) if demanded else ():
+        scene.on_message(peer, ViewChange(1, 0, 1, Ballot(5, BEN), FIRST))
+    while not agreement.overdue:
+        scene.now += 1.0
+        scene.session.on_tick()
+    silent = ", ".join(short(peer) for peer in agreement.terms.members if peer != ME)
+    reason = f"{short(BEN)} leads it" if demanded else f"{silent} can be reached, and has not answered"
+    assert scene.session.stalled() == f"round 1 does not end: {reason}"
 
 
 @pytest.mark.parametrize(
