@@ -13,7 +13,7 @@ from thinwire.swarm.messages.registry import (
     Blame,
     Contribution,
     Digest,
-    LifeProof,
+    MemberProof,
     PeerId,
     Proposal,
     Ready,
@@ -68,9 +68,9 @@ class Announcements:
         said = ready.statement()
         return SignedAnnouncement(said, self._keyring.sign(said) if peer == self._me else self._signatures[peer])
 
-    # --- lives of the next members
+    # --- new members
 
-    def life_proof(self, peer: PeerId) -> LifeProof | None:
+    def member_proof(self, peer: PeerId) -> MemberProof | None:
         """Return the proof that a peer with its newest announcement may become a member.
 
         None: there is no announcement, or the key or the admission of the peer is unknown.
@@ -78,9 +78,9 @@ class Announcements:
         signed, key, token = self.signed(peer), self._keyring.key_of(peer), self._standing.token_of(peer)
         if signed is None or key is None or not self._standing.admits(peer, token):
             return None
-        return LifeProof(signed.statement.attempt, signed.statement.digest, key, signed.signature, token)
+        return MemberProof(signed.statement.attempt, signed.statement.digest, key, signed.signature, token)
 
-    def lives_proven(self, proposal: Proposal) -> bool:
+    def members_proven(self, proposal: Proposal) -> bool:
         """Return True if a proposal proves each new life.
 
         The proof is an announcement of its peer, and the token by which the run admits this peer.
@@ -88,11 +88,11 @@ class Announcements:
         if not self._electorate.terms.lineage:
             return True
         lives = new_lives(proposal, self._electorate.terms).items()
-        return len(lives) == len(proposal.life_proofs) and all(
-            self._proves_life(proposal, *new, proof) for new, proof in zip(lives, proposal.life_proofs, strict=True)
+        return len(lives) == len(proposal.member_proofs) and all(
+            self._proves_member(proposal, *new, proof) for new, proof in zip(lives, proposal.member_proofs, strict=True)
         )
 
-    def _proves_life(self, proposal: Proposal, peer: PeerId, life: bytes, proof: LifeProof) -> bool:
+    def _proves_member(self, proposal: Proposal, peer: PeerId, life: bytes, proof: MemberProof) -> bool:
         base = self._electorate.terms.base
         said = Announced(proposal.round, proposal.fragment, proof.attempt, life, base, proof.announced)
         signed = self._keyring.verify_with(proof.key, peer, said, proof.signature)

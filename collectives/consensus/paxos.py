@@ -113,7 +113,7 @@ class Agreement:
         self.announcements = Announcements(keyring, self._electorate, equivocation)
         self.ready = self.announcements.newest
         self._check = ProposalCheck(self._electorate, self.announcements, equivocation, keyring.verify)
-        self._proposer = Proposer(self._electorate, self.ready, idle, barred, self.announcements.life_proof)
+        self._proposer = Proposer(self._electorate, self.ready, idle, barred, self.announcements.member_proof)
         abstains = not voter or terms.other_life(self.me, store.life)
         self._acceptor = Acceptor(terms, store, self._electorate.views, abstains=abstains)
         self._hasty = hasty

@@ -109,7 +109,7 @@ def sound(proposal: Proposal, terms: RoundTerms) -> bool:
         and len(proposal.lives) in (0, LIFE * len(proposal.members))
         and (not terms.lineage or len(lives_of(proposal.members, proposal.lives)) == len(proposal.members))
         and (proposal.adopted is not None or not proposal.left)
-        and len(proposal.life_proofs) == (len(new_lives(proposal, terms)) if terms.lineage else 0)
+        and len(proposal.member_proofs) == (len(new_lives(proposal, terms)) if terms.lineage else 0)
         and (terms.weights is None or all(terms.weights.get(c.peer) == c.weight for c in proposal.contributors))
         and (not proposal.order or _ring_valid(proposal, terms))
     )
@@ -305,7 +305,7 @@ def adopt(
         shares=tuple(owned.get(peer, 0) for peer in group) if kept else (),
         sites=clusters.kept(old.group, old.sites, group) if terms.sited else (),
         lives=old.lives,
-        life_proofs=old.life_proofs,
+        member_proofs=old.member_proofs,
         lineage=terms.lineage,
         farewells=farewells,
         left=left,

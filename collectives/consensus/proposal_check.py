@@ -62,7 +62,7 @@ class ProposalCheck:
             return False
         genuine = self.genuine(proposal)
         misplaced = free and proposal.ballot.term <= BALLOTS and self._misplaced(proposal)
-        if misplaced or not (genuine or self._announcements.lives_proven(proposal)):
+        if misplaced or not (genuine or self._announcements.members_proven(proposal)):
             self.refused.add(proposal.ballot.leader)
             return False
         if not genuine or not self._electorate.farewells.valid(proposal):
@@ -106,7 +106,7 @@ class ProposalCheck:
         if name in self._genuine:
             return True
         terms = self._electorate.terms
-        proven = sound(proposal, terms) and self._announcements.lives_proven(proposal)
+        proven = sound(proposal, terms) and self._announcements.members_proven(proposal)
         if proven and self._electorate.keeps_enough(proposal):
             if len(self._genuine) >= MAX_GENUINE:
                 self._genuine.clear()

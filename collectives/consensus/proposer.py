@@ -33,7 +33,7 @@ from thinwire.swarm.messages.registry import (
     Digest,
     Farewell,
     Leave,
-    LifeProof,
+    MemberProof,
     Message,
     PeerId,
     Promise,
@@ -51,7 +51,7 @@ GROWTH = 4.0
 class Proposer:
     """Ballots of one peer. `ballot`: the one that we lead or prepare, None while another peer leads.
 
-    life_proof: see Announcements.
+    member_proof: see Announcements.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Proposer:
         ready: Mapping[PeerId, Ready],
         idle: Collection[PeerId] = (),
         barred: Collection[PeerId] = (),
-        life_proof: Callable[[PeerId], LifeProof | None] = lambda peer: None,
+        member_proof: Callable[[PeerId], MemberProof | None] = lambda peer: None,
     ) -> None:
         self.ballot: Ballot | None = None
         self.urged = False
@@ -72,7 +72,7 @@ class Proposer:
         """
         self.blame_book = BlameBook(idle, barred)
         self._electorate, self._ready, self._terms = electorate, ready, electorate.terms
-        self._life_proof = life_proof
+        self._member_proof = member_proof
         self._promises: dict[PeerId, Signed] | None = None
         self._votes: dict[PeerId, tuple[Digest, bytes]] = {}
         self._informed: set[PeerId] = set()
@@ -344,16 +344,17 @@ class Proposer:
         return able, excluded, [peer for peer, why in uncounted.items() if why == DISTRUSTED]
 
     def _lacks_proof(self, peer: PeerId) -> bool:
-        """Return True if a peer has a new life, and cannot be proven to others, see `life_proof`."""
+        """Return True if a peer has a new life, and cannot be proven to others, see `member_proof`."""
         new = self._terms.lives.get(peer) != self._ready[peer].life
-        return bool(self._terms.lineage) and new and self._life_proof(peer) is None
+        return bool(self._terms.lineage) and new and self._member_proof(peer) is None
 
     def _with_proofs(self, proposal: Proposal) -> Proposal:
         """Return a free proposal with the proofs of its new lives."""
         if not self._terms.lineage:
             return proposal
-        proofs = map(self._life_proof, new_lives(proposal, self._terms))  # `_eligible` has left out peers without one.
-        return msgspec.structs.replace(proposal, life_proofs=tuple(proof for proof in proofs if proof is not None))
+        new = new_lives(proposal, self._terms)  # `_eligible` has left out peers without a proof.
+        proofs = map(self._member_proof, new)
+        return msgspec.structs.replace(proposal, member_proofs=tuple(proof for proof in proofs if proof is not None))
 
     def _choose_idle(self, able: Collection[PeerId], before: Proposal | None) -> None:
         """Choose those of the peers that own no chunks."""

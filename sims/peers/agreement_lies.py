@@ -304,8 +304,8 @@ class _FalseVote:
 
 def _proven(proposal: Proposal, agreement: Agreement) -> Proposal:
     """Return the proposal with the proofs of its new lives, as far as they are known."""
-    proofs = map(agreement.announcements.life_proof, new_lives(proposal, agreement.terms))
-    return replace(proposal, life_proofs=tuple(proof for proof in proofs if proof is not None))
+    proofs = map(agreement.announcements.member_proof, new_lives(proposal, agreement.terms))
+    return replace(proposal, member_proofs=tuple(proof for proof in proofs if proof is not None))
 
 
 def _without_one(proposal: Proposal, me: PeerId) -> Proposal:

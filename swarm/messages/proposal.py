@@ -85,7 +85,7 @@ class Farewell(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
     signature: Annotated[bytes, Meta(max_length=64)]
 
 
-class LifeProof(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+class MemberProof(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Proof of a new member: its signed announcement, see `Announced`, and its admission to the run.
 
     attempt, announced: number and digest of the announcement. key: public key of the peer. token: its admission token.
@@ -115,7 +115,7 @@ class Proposal(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
     empty. `order`: the ring, in which each owner sends to the next, as positions in `alive`; empty if contributions go
     directly to owners. `lives`: LIFE bytes for each of `members`, decided with them. A member is a peer and its life, so a
     peer that has lost its run folder, and with it its votes, is no member any more. In rounds without a lineage zeros are
-    any life, and empty means zeros for all. `life_proofs`, in a lineage: announcements of those of `members`, in their order,
+    any life, and empty means zeros for all. `member_proofs`, in a lineage: of those of `members`, in their order,
     that are not members of this round in the same life, see proposal.new_lives. `left` (sorted by peer), with adopted results:
     farewells of members that were left out when the results were first proposed, see `Electorate.left`.
     `lineage`: see `Fork`. `farewells` (sorted by peer): members that have left, so that the quorum is counted without them.
@@ -138,7 +138,7 @@ class Proposal(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
     sites: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
     order: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)] = ()
     lives: Annotated[bytes, Meta(max_length=LIFE * MAX_GROUP)] = b""
-    life_proofs: Annotated[tuple[LifeProof, ...], Meta(max_length=MAX_GROUP)] = ()
+    member_proofs: Annotated[tuple[MemberProof, ...], Meta(max_length=MAX_GROUP)] = ()
     lineage: Lineage = b""
     farewells: Annotated[tuple[Farewell, ...], Meta(max_length=MAX_FAREWELLS)] = ()
     left: Annotated[tuple[Farewell, ...], Meta(max_length=MAX_FAREWELLS)] = ()
@@ -214,7 +214,7 @@ class PackedProposal(msgspec.Struct, array_like=True, frozen=True, forbid_unknow
     sites: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)]
     order: Annotated[tuple[U16, ...], Meta(max_length=MAX_GROUP)]
     lives: Annotated[bytes, Meta(max_length=LIFE * MAX_GROUP)]
-    life_proofs: Annotated[tuple[LifeProof, ...], Meta(max_length=MAX_GROUP)]
+    member_proofs: Annotated[tuple[MemberProof, ...], Meta(max_length=MAX_GROUP)]
     lineage: Lineage
     farewells: Annotated[tuple[Farewell, ...], Meta(max_length=MAX_FAREWELLS)]
     left: Annotated[tuple[Farewell, ...], Meta(max_length=MAX_FAREWELLS)]
@@ -258,7 +258,7 @@ class PackedProposal(msgspec.Struct, array_like=True, frozen=True, forbid_unknow
 def _rest(one: Proposal | PackedProposal) -> tuple[Any, ...]:
     """Return the last fields, which are the same in both forms."""
     links = one.shares, one.sites, one.order
-    return *links, one.lives, one.life_proofs, one.lineage, one.farewells, one.left, one.electorate, one.seal
+    return *links, one.lives, one.member_proofs, one.lineage, one.farewells, one.left, one.electorate, one.seal
 
 
 def bits_of(peers: Sequence[PeerId], place: Mapping[PeerId, int]) -> bytes:

@@ -106,7 +106,7 @@ from thinwire.swarm.messages.proposal import (
     ContributionKey,
     Exclusion,
     Farewell,
-    LifeProof,
+    MemberProof,
     Proposal,
 )
 from thinwire.swarm.messages.tensors import (
@@ -173,7 +173,7 @@ __all__ = [
     "Id",
     "Items",
     "LIFE",
-    "LifeProof",
+    "MemberProof",
     "MAX_CHUNKS",
     "MAX_GROUP",
     "MAX_TOKEN",

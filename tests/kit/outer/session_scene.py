@@ -30,7 +30,7 @@ from thinwire.swarm.messages.registry import (
     Contribution,
     Fork,
     Found,
-    LifeProof,
+    MemberProof,
     Prepare,
     Proof,
     Proposal,
@@ -182,7 +182,7 @@ class Scene:
         )
         lives = b"".join(session.votes.life if peer == ME else peer[:16] for peer in group)
         proposal = msgspec.structs.replace(proposal, lineage=terms.lineage, electorate=terms.electorate, lives=lives)
-        proposal = msgspec.structs.replace(proposal, life_proofs=life_proofs(proposal, terms))
+        proposal = msgspec.structs.replace(proposal, member_proofs=member_proofs(proposal, terms))
         self.on_message(ANN, Prepare(number, 0, ballot, terms.lineage))
         proposal = msgspec.structs.replace(proposal, seal=sign_message(statement(proposal), b"", KEYS[ANN], RUN))
         sign = lambda peer, message: sign_message(message, b"", KEYS[peer], RUN)  # noqa: E731
@@ -206,12 +206,12 @@ class Scene:
         return outcome
 
 
-def life_proofs(proposal, terms):
+def member_proofs(proposal, terms):
     """Return the announcements of the new lives in a proposal."""
     place = proposal.round, proposal.fragment, 1
     said = {peer: Announced(*place, life, terms.base, bytes(32)) for peer, life in new_lives(proposal, terms).items()}
     return tuple(
-        LifeProof(1, one.digest, KEYS[peer].public_key, sign_message(one, b"", KEYS[peer], RUN))
+        MemberProof(1, one.digest, KEYS[peer].public_key, sign_message(one, b"", KEYS[peer], RUN))
         for peer, one in said.items()
     )
 

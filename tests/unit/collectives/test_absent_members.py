@@ -24,7 +24,7 @@ from thinwire.swarm.messages.registry import (
     Ballot,
     Contribution,
     Leave,
-    LifeProof,
+    MemberProof,
     Prepare,
     Promise,
     Proposal,
@@ -217,7 +217,7 @@ def proofs_of(members, lives, signer=None, terms=TERMS):
     for peer in members:
         if terms.lives.get(peer) != lives[peer]:
             said = announced(peer, lives[peer]).statement()
-            found.append(LifeProof(1, said.digest, peer, sign(signer or peer, said)))
+            found.append(MemberProof(1, said.digest, peer, sign(signer or peer, said)))
     return tuple(found)
 
 
@@ -227,7 +227,7 @@ def voted_for(members, lives=LIVES, terms=TERMS, signer=None, **changes):
     made = Proposal(
         *(5, 0, FIRST, members, members, (Contribution(LIAR, 1, 8, ANNOUNCED),), (), None, ()),
         lives=lives_in_order(members, lives),
-        life_proofs=proofs_of(members, lives, signer, terms),
+        member_proofs=proofs_of(members, lives, signer, terms),
         lineage=TERMS.lineage,
         electorate=terms.electorate,
     )
@@ -366,10 +366,10 @@ def test_free_proposal_carries_no_farewells_of_earlier_ballots():
 def test_announcement_of_another_state_round_or_fragment_proves_no_life(change):
     """A member that has given way to another lineage has announced a life there that has ended."""
     said = announced(GONE, OTHER_LIFE, **change).statement()
-    proof = LifeProof(1, said.digest, GONE, sign(GONE, said))
+    proof = MemberProof(1, said.digest, GONE, sign(GONE, said))
     earlier = voted_for(FOUR, {**LIVES, GONE: OTHER_LIFE})
     assert lead(agreement(ME, THREE), earlier) is not None
-    assert lead(agreement(ME, THREE), sealed(msgspec.structs.replace(earlier, life_proofs=(proof,)))) is None
+    assert lead(agreement(ME, THREE), sealed(msgspec.structs.replace(earlier, member_proofs=(proof,)))) is None
 
 
 def test_members_of_adopted_results_are_not_checked_with_plain_majorities():

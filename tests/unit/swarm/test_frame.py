@@ -48,7 +48,7 @@ from thinwire.swarm.messages.registry import (
     Head,
     Hello,
     Leave,
-    LifeProof,
+    MemberProof,
     Message,
     Nack,
     Ping,
@@ -499,10 +499,10 @@ def test_largest_round_fits_in_a_frame():
     adopted = msgspec.structs.replace(proposal, excluded=out, adopted=RUN, sources=group, idle=group[1:], kept=group)
     adopted = msgspec.structs.replace(adopted, order=tuple(range(2**16 - MAX_GROUP, 2**16)))
     lives, lineage = bytes(LIFE * MAX_GROUP), bytes(LIFE)
-    proofs_of_lives = (LifeProof(2**32 - 1, RUN, RUN, b"s" * 64, b"t" * MAX_TOKEN),) * MAX_GROUP
+    proofs_of_members = (MemberProof(2**32 - 1, RUN, RUN, b"s" * 64, b"t" * MAX_TOKEN),) * MAX_GROUP
     said = tuple(Farewell(peer, BALLOT, RUN, RUN, b"s" * 64) for peer in group[:MAX_FAREWELLS])
     adopted = msgspec.structs.replace(
-        adopted, lives=lives, life_proofs=proofs_of_lives, lineage=lineage, farewells=said, electorate=RUN
+        adopted, lives=lives, member_proofs=proofs_of_members, lineage=lineage, farewells=said, electorate=RUN
     )
     proofs = tuple(Proof(peer, b"s" * 64) for peer in group)
     for message in (
@@ -539,7 +539,7 @@ def test_limits_of_proposals_are_the_sizes_of_the_largest_ones():
         most,
         most,
         bytes(LIFE * MAX_GROUP),
-        (LifeProof(2**32 - 1, RUN, RUN, bytes(64), bytes(MAX_TOKEN)),) * MAX_GROUP,
+        (MemberProof(2**32 - 1, RUN, RUN, bytes(64), bytes(MAX_TOKEN)),) * MAX_GROUP,
         bytes(LIFE),
         *[tuple(Farewell(peer, high, RUN, RUN, bytes(64)) for peer in group[:MAX_FAREWELLS])] * 2,
         RUN,

@@ -16,7 +16,7 @@ from thinwire.swarm.messages.registry import (
     LIFE,
     Ballot,
     Contribution,
-    LifeProof,
+    MemberProof,
     Prepare,
     Promise,
     Proposal,
@@ -68,7 +68,7 @@ def agreement(me=ME, life=None, keys=FakeKeys, present=MEMBERS, tokens=None):
 
 def proof(peer, life, signer=None, token=b""):
     said = announced(life).statement()
-    return LifeProof(1, said.digest, peer, sign(signer or peer, said), token)
+    return MemberProof(1, said.digest, peer, sign(signer or peer, said), token)
 
 
 def proposal(lives, proofs=(), ballot=FIRST, **changes):
@@ -77,7 +77,7 @@ def proposal(lives, proofs=(), ballot=FIRST, **changes):
     entries = tuple(Contribution(peer, 1, 1, announced(lives[peer]).digest) for peer in group)
     made = Proposal(5, 0, ballot, group, group, entries, (), None, (), lives=b"".join(lives[peer] for peer in group))
     made = msgspec.structs.replace(
-        made, life_proofs=tuple(proofs), electorate=TERMS.electorate, lineage=TERMS.lineage, **changes
+        made, member_proofs=tuple(proofs), electorate=TERMS.electorate, lineage=TERMS.lineage, **changes
     )
     return msgspec.structs.replace(made, seal=sign(ballot.leader, statement(made)))
 
@@ -119,8 +119,8 @@ def test_sound_proposal_has_as_many_proofs_as_new_lives():
     new = proposal({**THREE, OTHER: NEW_LIFE, NEW: NEW_LIFE}, entries)
     assert sound(new, TERMS) and new_lives(new, TERMS) == {OTHER: NEW_LIFE, NEW: NEW_LIFE}
     for proofs in ((), entries[:1], [*entries, entries[0]]):
-        assert not sound(msgspec.structs.replace(new, life_proofs=tuple(proofs)), TERMS)
-    assert not sound(msgspec.structs.replace(proposal(THREE), life_proofs=tuple(entries[:1])), TERMS)
+        assert not sound(msgspec.structs.replace(new, member_proofs=tuple(proofs)), TERMS)
+    assert not sound(msgspec.structs.replace(proposal(THREE), member_proofs=tuple(entries[:1])), TERMS)
 
 
 def test_zero_is_no_life():
@@ -148,7 +148,7 @@ def test_leader_shows_the_tokens_of_new_members_and_leaves_out_peers_without_one
         one = agreement(LEADER, present=IDS, tokens=tokens)
         one.tick(20.0)
         assert one.proposal is not None and (NEW in one.proposal.members) == (tokens == {NEW: NEW})
-        assert [entry.token for entry in one.proposal.life_proofs] == [NEW] * (NEW in one.proposal.members)
+        assert [entry.token for entry in one.proposal.member_proofs] == [NEW] * (NEW in one.proposal.members)
 
 
 @pytest.mark.parametrize("peer", [ME, OTHER])

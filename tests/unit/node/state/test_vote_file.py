@@ -26,7 +26,7 @@ from thinwire.swarm.messages.registry import (
     Contribution,
     Exclusion,
     Farewell,
-    LifeProof,
+    MemberProof,
     Proposal,
 )
 
@@ -66,7 +66,7 @@ def largest_open():
         ids,
         *((2**16 - 1,) * MAX_GROUP for _ in range(3)),
         lives=b"l" * LIFE * MAX_GROUP,
-        life_proofs=(LifeProof(2**32 - 1, B, B, b"s" * 64, b"t" * MAX_TOKEN),) * MAX_GROUP,
+        member_proofs=(MemberProof(2**32 - 1, B, B, b"s" * 64, b"t" * MAX_TOKEN),) * MAX_GROUP,
         lineage=b"l" * LIFE,
         farewells=farewells,
         left=farewells,
