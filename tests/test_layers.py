@@ -119,10 +119,17 @@ PACKAGES = {
     "sims/processes": ("sims/peers", "sims/results"),
     "sims/cli": ("sims/simulation", "sims/processes", "sims/planner", "node/cli"),
 }
-# Other folders that must have few entries.
+# Other folders that must have few entries. Golden files are data: they are not counted.
 OTHER_FOLDERS = (
-    *("docs", "docs/guides", "docs/reference", "examples", "sims/scenarios", "tests/kit"),
+    *("docs", "docs/guides", "docs/reference", "examples", "sims/scenarios"),
     *sorted({file.parent.relative_to(ROOT).as_posix() for file in (ROOT / "benchmarks").rglob("*.py")}),
+    *sorted(
+        {
+            file.parent.relative_to(ROOT).as_posix()
+            for file in (ROOT / "tests").rglob("*.py")
+            if "golden" not in file.parts
+        }
+    ),
 )
 MOST_ENTRIES = 15
 TRIALS = ("thinwire.sims.trials.trial", "thinwire.sims.trials.noloco_trial")
@@ -419,10 +426,9 @@ def test_a_circle_of_imports_is_found(sources, found):
 
 
 def entries(folder):
-    """Return the entries of a folder, except `__init__.py`, hidden files, and files that tools make."""
-    return [
-        path.name for path in folder.iterdir() if not path.name.startswith((".", "__")) and path.suffix != ".egg-info"
-    ]
+    """Return the entries of a folder, except those that a folder must have, hidden files, and files that tools make."""
+    required = (".", "__", "conftest.py")
+    return [path.name for path in folder.iterdir() if not path.name.startswith(required) and path.suffix != ".egg-info"]
 
 
 @pytest.mark.parametrize("folder", [*PACKAGES, *OTHER_FOLDERS])
@@ -431,7 +437,7 @@ def test_a_folder_has_few_entries(folder):
 
 
 def test_entries_are_counted(tmp_path):
-    for name in ("__init__.py", ".hidden", "a.py", "b.toml"):
+    for name in ("__init__.py", "conftest.py", ".hidden", "a.py", "b.toml"):
         (tmp_path / name).touch()
     for name in ("__pycache__", "inner"):
         (tmp_path / name).mkdir()

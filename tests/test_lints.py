@@ -430,9 +430,6 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 RIDDLES = re.compile(r"test_(who|whom|whose|what|which|that|those|it|its|of|and|there)_")
 """Test names that begin with a relative clause or a pronoun instead of the tested unit."""
 
-MOST_ENTRIES = 15
-
-
 CLOSED = {"collective", "topology", "aggregation", "denominator", "on_exclusion", "slow_peers", "chunk_assignment"}
 """Names of fields and parameters with few possible strings (swarm/choices.py, compression/core/types.py)."""
 
@@ -480,18 +477,6 @@ def test_names_of_tests_begin_with_their_subject():
     ]
     assert len(names) > 1500
     assert not [entry for entry in names if RIDDLES.match(entry[1])]
-
-
-def test_folders_of_tests_have_at_most_15_entries():
-    """Golden files are data: they are not counted."""
-    folders = {file.parent for file in TESTS if "golden" not in file.parts}
-    sizes = {
-        folder.relative_to(ROOT).as_posix(): len(
-            [one for one in folder.iterdir() if one.name not in ("__init__.py", "__pycache__", "conftest.py")]
-        )
-        for folder in folders
-    }
-    assert {name: size for name, size in sizes.items() if size > MOST_ENTRIES} == {}
 
 
 PLANTED = "patches the bugs and lies into the product"
