@@ -54,7 +54,7 @@ class OrderedWork:
         return bool(self._jobs)
 
     def takes(self, size: int) -> bool:
-        """Return whether a function on `size` bytes would go to a thread now."""
+        """Return True if a function on `size` bytes would go to a thread now."""
         return self._workers is not None and (size >= WORTH or bool(self._jobs))
 
     def run(self, function: Callable[[], Result], done: Callable[[Result], None], size: int) -> None:

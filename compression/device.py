@@ -56,7 +56,7 @@ def subtract_from(values: Floats, x: Vector) -> None:
 
 
 def finite(x: Vector) -> bool:
-    """Return whether the squared L2 norm of x is finite in float32."""
+    """Return True if the squared L2 norm of x is finite in float32."""
     return bool(torch.isfinite(torch.dot(x, x))) if isinstance(x, Tensor) else bool(np.isfinite(np.dot(x, x)))
 
 

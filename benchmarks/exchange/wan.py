@@ -1,9 +1,9 @@
-"""An all-reduce between peers on ordinary internet links, imitated by a proxy: how near to what the links allow?
+"""Time of an all-reduce on ordinary internet links, which a proxy imitates, beside the least that they allow.
 
     python -m benchmarks.exchange.wan                     4 peers, 100 Mbit/s each way and 80 ms round trip, 40 MB, int8
 
-The least time is 2·(N-1)/N·bytes / bandwidth + 2 round trips, where bytes is the encoded size: everything a peer has to send,
-one round trip to agree on who takes part, one to agree on the result. The imitation is measured first.
+The least time is 2·(N-1)/N·bytes / bandwidth + 2 round trips. `bytes` is the encoded size of one peer's values. In the first
+round trip the peers agree on the participants, in the second one on the result. The proxy is measured first.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, rate: float, rtt: float, first: int, shaper: int) -> dict[str, Any]:
-    """Turns of the all-reduce through the links."""
+    """Return the figures of `options.turns` all-reduces through the links. first: port of each peer's gate."""
     codec, total = dense(options.codec), int(options.mb * 1e6) // 4
     cut = grid(total, codec)
     encoded = sum(codec.nbytes(cut.size(index)) for index in range(len(cut)))
@@ -109,7 +109,7 @@ def measure(options: argparse.Namespace, rate: float, rtt: float, first: int, sh
 
 
 async def check(peers: int, port: int) -> dict[str, float]:
-    """Rates of the links: one stream from host 1 to host 0, all others to host 0 at once, and the round trip."""
+    """Return the round-trip time, and the rates into host 0: of one stream, and of all other hosts together."""
     size = 6 << 20
 
     async def sink(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -122,7 +122,7 @@ async def check(peers: int, port: int) -> dict[str, float]:
 
     async def send(source: int, amount: int) -> None:
         reader, writer = await asyncio.open_connection(f"127.1.{source + 1}.1", port)
-        await asyncio.sleep(0.3)  # the connection's own round trip is over
+        await asyncio.sleep(0.3)  # The handshake of the connection is over.
         writer.write(amount.to_bytes(4) + bytes(amount))
         await reader.readexactly(1)
         writer.close()
@@ -144,7 +144,7 @@ async def check(peers: int, port: int) -> dict[str, float]:
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that are free now."""
+    """Return the first of `count` consecutive ports that are free now."""
     while True:
         first = random.randrange(20_000, 30_000)
         try:

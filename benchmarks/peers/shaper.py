@@ -1,4 +1,4 @@
-"""The links between peers: python shaper.py '{"peers": 4, "rate": 12.5e6, "delay": 0.04, "ports": [30000, 30010]}'.
+"""Proxy for the links between peers: python shaper.py '{"peers": 4, "rate": 12.5e6, "delay": 0.04, "ports": [30000, 30010]}'.
 
 `rate` may be a list, one for each host. Host i listens at 127.0.0.(i+1); host i dials host j at
 127.1.(i+1).(j+1). Serves until its input ends.

@@ -3,11 +3,16 @@
     python -m benchmarks.pipeline.loststage                     # ten minutes on one core
     python -m benchmarks.pipeline.loststage --steps 100 --seeds 1
 
-A byte model on the source of Python's standard library, a block in every stage. When it has trained for `--steps` steps the
-middle stage is lost, with its optimizer's moments. A copy is as old as a tenth of the training; the mean is that of the
-neighbours, weighted by their last gradients (`checkfree.average`); a stage that starts from it, or from its first weights
-("anew"), has a learning rate 1.1 times as high. Columns: held-out loss before, at once, and after so many steps more.
-"nothing lost" continues with the stage.
+A byte model with one block in each stage trains on the source of Python's standard library. After `--steps` steps the middle
+stage is lost, with the moments of its optimizer. It is restored from
+
+- "copy": its own values from before the last tenth of the training;
+- "mean": the mean of its neighbours, weighted by their last gradients (`checkfree.average`), with a learning rate 1.1 times as
+  high;
+- "anew": its first weights, with the same higher learning rate;
+- "nothing lost": itself, for comparison.
+
+Columns: held-out loss before the loss of the stage, immediately after it, and after these numbers of further steps.
 """
 
 from __future__ import annotations
@@ -49,7 +54,7 @@ class Replica:
         self.norms, self._inner, self._paths, self._step = [0.0] * layers, inner, [tuple(range(layers))] * micros, 0
 
     def train(self, source: Batches, steps: int, batch: int) -> None:
-        """Make so many steps more."""
+        """Make this number of further steps."""
         for _ in range(steps):
             batches = [source.next(batch) for _ in self._paths]
             gradient(self.sections, batches, self._paths)

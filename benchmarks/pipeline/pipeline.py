@@ -2,10 +2,11 @@
 
     python -m benchmarks.pipeline.pipeline
 
-Links are simulated: virtual seconds, real frames and codecs, a made-up computing time, a model that computes next to nothing.
-Four stages, 100 Mbit/s each way and 50 ms round trip unless said otherwise. The last figure is processor seconds of one
-thread: a step of a real model whose four stages are in one process, with every message encoded, signed and checked, but no
-socket, beside the same forward and backward passes without any of that.
+Links are simulated, in virtual seconds, with real frames and codecs. The model computes next to nothing and has a made-up
+computing time. There are four stages, with 100 Mbit/s each way and 50 ms round trip unless stated otherwise.
+
+The last figure compares processor seconds of one thread. A step of a real model has its four stages in one process; every
+message is encoded, signed and checked, but passes no socket. The same forward and backward passes are made without messages.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ async def step(
     window: int,
     steps: int = 2,
 ) -> tuple[float, float, int]:
-    """The last of `steps` steps: virtual seconds, processor seconds, and bulk bytes that all peers sent in it."""
+    """Return virtual seconds, processor seconds and sent bulk bytes of all peers in the last of `steps` steps."""
     net, loop = SimNet(1, latency=latency, bandwidth=rate), asyncio.get_running_loop()
     identities = [Identity.generate(bytes([index + 1]) * 32) for index in range(STAGES)]
     boundary, transports, records, tasks = Boundary(spec, width, VOCABULARY, 1), [], [], []
@@ -141,7 +142,7 @@ def play(*arguments: Any, **options: Any) -> tuple[float, float, int]:
 
 
 def links(width: int, length: int, unit: float, rate: float = 12.5e6) -> list[dict[str, Any]]:
-    """Every boundary on the same links of `rate` bytes/s, beside links that cost nothing."""
+    """Return the figures of each boundary codec on links of `rate` bytes/s and on links without cost."""
     hollow = partial(play, [HollowSection(VOCABULARY, width) for _ in range(STAGES)])
     ideal = hollow("fp32", width, length, 1, rate=None, latency=0.0, unit=unit, window=MICROS)[0]
     found = []
@@ -161,7 +162,7 @@ def links(width: int, length: int, unit: float, rate: float = 12.5e6) -> list[di
 
 
 def bubble() -> list[dict[str, Any]]:
-    """The idle part of a step on links that cost nothing, all micro-batches at once and as many as there are stages."""
+    """Return the idle part of a step on links that cost nothing, for each window of micro-batches."""
     found = []
     for window in (MICROS, STAGES + 1, STAGES):
         hollow = [HollowSection(VOCABULARY, 16) for _ in range(STAGES)]
@@ -172,7 +173,7 @@ def bubble() -> list[dict[str, Any]]:
 
 
 def overhead(turns: int) -> dict[str, Any]:
-    """Processor seconds of a step with and without the runtime, by turns; medians."""
+    """Return the median processor seconds of a step with and without the runtime, measured by turns."""
     config = ModelConfig(vocab=VOCABULARY, layers=4, width=384, heads=6, context=128)
     whole = Transformer(config, 1)
     sections = [section(config, 1, span, ends=not at) for at, span in enumerate(cut(4, (1, 1, 1, 1)))]

@@ -3,9 +3,9 @@
     python -m benchmarks.training.quality [--seeds 2] [--rounds 100] [--replicas 4] [--lr 4e-3] [--schedule cosine]
                                  [--only NAME ...] [--json FILE]
 
-Four replicas (or --replicas) in one process, each with its own shards of the standard library's source; codecs, rules, inner
-and outer optimizers are those of the product, only the network is left out. The figure is the held-out loss (nats per byte)
-of the outer parameters at the end; the mean over replicas if they differ. Everything follows from the seed.
+Four replicas (or --replicas) train in one process, each on separate shards of the standard library's source. Codecs, rules,
+inner and outer optimizers are those of the product; there is no network. The figure is the held-out loss (nats per byte) of the
+outer parameters at the end, or the mean over the replicas if these differ. Everything follows from the seed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.training.unlike import ByAll, asynchronous, overlapped, paired
 
 
 def rounds_of(make: Make) -> Callable[[Toy], float]:
-    """A way to train of which only the outer step is special."""
+    """Return a training in which only the outer step is not the usual one."""
     return lambda toy: train(toy, make)
 
 
@@ -100,7 +100,7 @@ RUNS: dict[str, Callable[[Toy], float]] = {
 
 
 def table(losses: dict[str, list[float]]) -> str:
-    """Results, one line for each way to train: mean loss, distance to dense DiLoCo, ratio of perplexities, each seed."""
+    """Return one line for each training: mean loss, distance to dense DiLoCo, ratio of perplexities, each seed."""
     lines = [f"{'':<26} {'loss':>7} {'to diloco':>10} {'perplexity':>11}   seeds"]
     usual = float(np.mean(losses["diloco"])) if "diloco" in losses else math.nan
     for name, found in losses.items():

@@ -11,12 +11,12 @@ Group = tuple[PeerId, ...]
 
 
 def orderly(group: Group) -> bool:
-    """Return whether a group is sorted and names no peer twice."""
+    """Return True if a group is sorted and names no peer twice."""
     return all(one < two for one, two in zip(group, group[1:], strict=False))
 
 
 def greater(one: Group, two: Group) -> bool:
-    """Return whether to change from group `two` to `one`.
+    """Return True if a caller of group `two` changes to group `one`.
 
     Group `one` wins if it has more members, or as many and is later in order.
     """
@@ -24,7 +24,7 @@ def greater(one: Group, two: Group) -> bool:
 
 
 def fits(group: Group, me: PeerId, callers: Set[PeerId], here: Set[PeerId], awaited: Set[PeerId]) -> bool:
-    """Return whether we would name nearly the same group, so that one proposer suffices.
+    """Return True if we would name nearly the same group, so that one proposer suffices.
 
     `callers`: peers whose call is here, and us. `awaited`: peers that we would not begin without. The group must
     contain us and all awaited peers (unless it is full); all members must be present, and more than half must have

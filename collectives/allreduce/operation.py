@@ -238,7 +238,7 @@ class Operation:
             self._choose_group()
 
     def _able(self, agreement: Agreement) -> bool:
-        """Return whether a quorum of the group is reachable.
+        """Return True if a quorum of the group is reachable.
 
         Members that have begun another group count as unreachable.
         """

@@ -184,7 +184,7 @@ class Rendezvous:
         return set(self._context.here()) - known
 
     def _first_late(self, callers: Collection[PeerId]) -> bool:
-        """Return whether all other callers still wait for absent peers, if they have our grace.
+        """Return True if all other callers still wait for absent peers, if they have our grace.
 
         Our proposal alone would not end their waiting, and a group of two would begin without the other. The round waits one
         patience for its members; half of it is left for messages in transit.

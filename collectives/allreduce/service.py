@@ -43,7 +43,7 @@ MAX_NUMBER = 2**31
 
 
 def belongs_to_operation(message: Message) -> bool:
-    """Return whether a message belongs to an operation and not to the model's rounds."""
+    """Return True if a message belongs to an operation and not to the model's rounds."""
     if isinstance(message, (Call, NextNumber)):
         return True
     fragment: int = getattr(message, "fragment", 0)

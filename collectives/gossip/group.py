@@ -136,7 +136,7 @@ class GossipGroup:
         self.pairs = {}
 
     def accepts(self, peer: PeerId, message: Base | Ready) -> bool:
-        """Return whether an announcement is to be processed now, or may be for a group that we still draw."""
+        """Return True if an announcement belongs to our group, or may belong to one that we still draw."""
         return peer in self.pairs or isinstance(message, Ready)
 
     @property
@@ -145,7 +145,7 @@ class GossipGroup:
         return tuple(peer for peer, pair in self.pairs.items() if pair.result is None)
 
     def exchanged(self, peer: PeerId) -> bool:
-        """Return whether the exchange with this peer succeeded."""
+        """Return True if the exchange with this peer succeeded."""
         return peer in self.pairs and self.pairs[peer].exchanged
 
     @property

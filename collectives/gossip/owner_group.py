@@ -110,7 +110,7 @@ class OwnerGroup(GossipGroup):
             self._reduce_complete()
 
     def accepts(self, peer: PeerId, message: Base | Ready) -> bool:
-        """Return whether an announcement is to be processed now, or may be for a group that we still draw."""
+        """Return True if an announcement belongs to our group, or may belong to one that we still draw."""
         return self.ours is not None or (peer in self.pairs and message.plan == self._terms.plan)
 
     def announce(

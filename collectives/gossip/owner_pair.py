@@ -1,10 +1,11 @@
 """One side of a pair in a group whose chunks have owners: contributions go to owners, means come back.
 
 A member requests from each other member only the chunks that it owns itself, and those without an owner. As soon as the owner
-has a chunk of all members, it sends the mean to each (`send_mean`). If all chunks have owners, a member so sends and receives
-2·(n − 1)/n payloads instead of n − 1. Messages are those of a pair (`pair`); a mean is a Chunk with a number above those of the
-two vectors, and has the attempt of the contribution that is part of it. It needs no hash: the stream authenticates the owner,
-and no other member can check a mean.
+has a chunk of all members, it sends the mean to each (`send_mean`). If all chunks have owners, each member sends and receives
+2·(n − 1)/n payloads instead of n − 1.
+
+Messages are those of a pair (`pair`). A mean is a Chunk with a number above those of the two vectors, and with the attempt of
+the receiver's contribution. A mean needs no hash: the stream authenticates the owner, and no other member can check it.
 """
 
 from __future__ import annotations

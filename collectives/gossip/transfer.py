@@ -87,7 +87,7 @@ class ChunkReceiver:
         return self._chunks.get(index)
 
     def wants(self, number: int) -> bool:
-        """Return whether this chunk belongs to the vector and is missing."""
+        """Return True if this chunk belongs to the vector and is missing."""
         index = number - self._first
         return index in self._chunks and self._chunks[index] is None
 

@@ -1,4 +1,4 @@
-"""Creates the data planes of the rounds of one fragment, and has what outlives a round."""
+"""Factory of the data planes of one fragment, with the measurements and buffers that outlive a round."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class DataPlaneSpec:
 
 
 class DataPlaneFactory:
-    """Creates data planes, and has their usual norms and their memory for results.
+    """Factory of data planes, which share usual norms and memory for results.
 
     `owner_residuals`: residuals of the chunks that we own in a sparse butterfly. `aside`: computes large results of chunks
     that we own.

@@ -177,7 +177,7 @@ class Transport(Protocol):
         ...
 
     def shares(self, peer: PeerId) -> bool:
-        """Return whether bulk data to a peer goes through the memory of this machine."""
+        """Return True if bulk data to a peer goes through the memory of this machine."""
         ...
 
     def by_peer(self) -> Mapping[PeerId, tuple[int, int]]:

@@ -44,7 +44,7 @@ def tune(sock: socket.socket) -> bool:
 
 
 def has_congestion_control() -> bool:
-    """Return whether this kernel grants CONGESTION control.
+    """Return True if this kernel grants CONGESTION control.
 
     Without it more streams help on long, lossy links.
     """

@@ -89,7 +89,7 @@ class Announcing:
         self._report.emit("directory", {"detail": f"DHT node{first}", "addresses": list(addresses)})
 
     def _tell_state(self) -> None:
-        """Report that sources of the directory fail, or fail for other reasons, or that all work again."""
+        """Report a change: sources of the directory fail, fail for other reasons, or all work again."""
         alarm = f"the directory fails: {'; '.join(self._reasons)}" if self._reasons else ""
         self._reasons.clear()
         if bool(self._alarms) != bool(alarm):

@@ -100,7 +100,7 @@ class PeerDiagnosis:
         self.diagnosis = Diagnosis(paired=True)
 
     def _own(self, peer: PeerId, message: Partial) -> bool:
-        """Return whether a Partial belongs to the first lap of a ring: its sender did not have to wait for it."""
+        """Return True if a Partial belongs to the first lap of a ring: its sender did not have to wait for it."""
         if self._lap[:3] != (peer, message.fragment, message.round):
             self._lap = peer, message.fragment, message.round, 0
         self._lap = *self._lap[:3], self._lap[3] + 1

@@ -41,7 +41,7 @@ class DataLease:
     samples: int
 
     def __bool__(self) -> bool:
-        """Return whether there is anything to train on."""
+        """Return True if there is anything to train on."""
         return self.shards.size > 0 and self.samples > 0
 
     def after(self, count: int) -> DataLease:

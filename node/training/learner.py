@@ -23,7 +23,7 @@ class Stop(Protocol):
     """Flag that inner steps must end early; read from the training thread."""
 
     def is_set(self) -> bool:
-        """Return whether to stop."""
+        """Return True if the inner steps must end."""
         ...
 
 

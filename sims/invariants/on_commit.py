@@ -33,7 +33,7 @@ KEPT = 6
 """Rounds with stored states; all digests are stored."""
 
 USUAL = 40
-"""Rounds until an old long contribution does not affect the usual norm (MEMORY to that power: 1.5 %)."""
+"""Rounds after which a long contribution hardly affects the usual norm (MEMORY to that power: 1.5 %)."""
 
 SLACK = 0.02
 """Least tolerance of an encoding, as a fraction of the longest contribution."""
@@ -126,7 +126,7 @@ class CommitInvariants:
         if self.pairs is not None:
             self.pairs.encoded(peer, attempt, theta.copy())
         if not np.isfinite(theta).all():
-            return  # It must not be sent, and what is sent instead is another contribution.
+            return  # The peer must not send it. Another contribution, which is recorded, takes its place.
         merged = self._merged.get(self._honest.get(peer, -1), 0)
         self._sent[peer, round, attempt] = _Sent(theta.copy() if self._known else NONE, trained, merged)
 

@@ -88,7 +88,7 @@ class SwarmInvariants:
         self._always.look(now)
 
     def fault(self, touched: Iterable[int], until: float, *, private: bool) -> None:
-        """Note a fault that lasts until then. `private`: only the peers that it touches notice it."""
+        """Note a fault of the `touched` peers that lasts until `until`. `private`: no other peer notices it."""
         self._always.touch(touched, until)
         if not private:
             self._always.disturb(until)

@@ -39,7 +39,7 @@ class Translator:
         self._sent.add(address)
 
     def admits(self, address: str) -> bool:
-        """Return whether an attempt to connect that comes from an address gets in."""
+        """Return True if an attempt to connect that comes from an address gets in."""
         if self.kind == "restricted":
             return address in self._sent
         return self.kind == "none" or (self.kind == "full-cone" and bool(self._sent))

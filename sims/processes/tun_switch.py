@@ -108,6 +108,6 @@ class TunSwitch:
             try:
                 os.write(self._devices[j], packet)
             except OSError:
-                self.dropped += 1  # the device takes no more, or is gone
+                self.dropped += 1  # The queue of the device is full, or the device is closed.
         self._timer = None
         self._wake()

@@ -178,7 +178,7 @@ class Butterfly(DataPlane):
                 self._send_result(proposal, index, (peer,))
 
     def _fits(self, frame: Frame) -> bool:
-        """Return whether a frame's index and length fit this round."""
+        """Return True if a frame's index and length fit this round."""
         message, size = frame.message, memoryview(frame.payload).nbytes
         if not isinstance(message, (Chunk, Partial, Result, Subtotal)):
             return True  # a record
@@ -250,7 +250,7 @@ class Butterfly(DataPlane):
         self._send_record()
 
     def _awaits(self, key: tuple[PeerId, int], index: int) -> bool:
-        """Return whether the ballot in progress asks this contributor to send us this chunk.
+        """Return True if the ballot in progress asks this contributor to send us this chunk.
 
         Other chunks do not count as progress.
         """
@@ -259,7 +259,7 @@ class Butterfly(DataPlane):
         return self._names(key, self.proposal.contributors)
 
     def _names(self, key: ContributionKey, entries: Sequence[Contribution]) -> bool:
-        """Return whether an entry names this announcement, which we have."""
+        """Return True if an entry names this announcement, which we have."""
         return any(one.key == key and self.agreement.announcements.find(one) is not None for one in entries)
 
     def _reduce(self, index: int) -> None:
@@ -333,7 +333,7 @@ class Butterfly(DataPlane):
             super().take(sender, frame)
 
     def _is_result_source(self, sender: PeerId, index: int) -> bool:
-        """Return whether a result from this peer is accepted before its hash is signed."""
+        """Return True if a result from this peer is accepted before its hash is signed."""
         return sender == self.owners[index]
 
     def _take_result(self, sender: PeerId, message: Result, frame: Frame) -> None:

@@ -182,7 +182,7 @@ class Contributions:
         return sum(memoryview(chunk).nbytes for chunks in self._held.values() for chunk in chunks.values())
 
     def has(self, key: ContributionKey, index: int) -> bool:
-        """Return whether this chunk is stored."""
+        """Return True if this chunk is stored."""
         return index in self._held.get(key, ())
 
     def store(self, peer: PeerId, attempt: int, index: int, chunk: Buffer) -> None:

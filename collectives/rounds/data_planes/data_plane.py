@@ -223,7 +223,7 @@ class DataPlane(ABC):
         return ()
 
     def serves(self, sender: PeerId, message: Fetch) -> bool:
-        """Return whether a peer may get the results that it asks for; note the request."""
+        """Return True if a peer may get the results that it asks for; note the request."""
         return self.results.digest == message.digest
 
     def announced(self, sender: PeerId) -> None:
@@ -254,7 +254,7 @@ class DataPlane(ABC):
                 self._take_result(sender, message, frame)
 
     def _belongs(self, ballot: Ballot) -> bool:
-        """Return whether a ballot is known here and has the same results as the one in progress."""
+        """Return True if a ballot is known here and has the same results as the one in progress."""
         return bool(self._key) and self._keys.get(ballot) == self._key
 
     def _keep_early(self, sender: PeerId, frame: Frame) -> None:
@@ -264,7 +264,7 @@ class DataPlane(ABC):
 
     @abstractmethod
     def _fits(self, frame: Frame) -> bool:
-        """Return whether a frame can belong to this round, judging by its lengths."""
+        """Return True if a frame can belong to this round, judging by its lengths."""
 
     @abstractmethod
     def _take_chunk(self, sender: PeerId, message: Chunk, frame: Frame) -> None: ...
@@ -310,7 +310,7 @@ class DataPlane(ABC):
         """Send our contribution to its receivers, unless it was sent already."""
 
     def _withdrawn(self, proposal: Proposal) -> bool:
-        """Return whether a ballot names a contribution of ours that we no longer have."""
+        """Return True if a ballot names a contribution of ours that we no longer have."""
         named = any(entry.peer == self.me for entry in proposal.contributors)
         return named and proposal.adopted is None and not self._names_our_contribution(proposal)
 

@@ -117,7 +117,7 @@ class Hierarchy(Butterfly):
     # --- towards the owners
 
     def _awaits(self, key: ContributionKey, index: int) -> bool:
-        """Return whether we collect this chunk of this contributor."""
+        """Return True if we collect this chunk of this contributor."""
         routes = self._routes
         if routes is None or not routes.whole or self.proposal is None:
             return False

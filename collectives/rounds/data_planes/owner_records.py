@@ -105,7 +105,7 @@ class OwnerRecords:
     # --- signatures that are still missing
 
     def unsigned(self, index: int) -> bool:
-        """Return whether another peer still has to sign for the result of a chunk."""
+        """Return True if another peer still has to sign for the result of a chunk."""
         return (
             self._results.wanted is None
             and self._owners[index] != self._agreement.me

@@ -67,7 +67,7 @@ class Results:
         return [found or b"" for found in self._hashes]
 
     def signed(self, index: int) -> bool:
-        """Return whether an owner has signed for the result of this chunk."""
+        """Return True if an owner has signed for the result of this chunk."""
         return self._signed[index] is not None
 
     def expected_hash(self, index: int) -> Digest | None:
@@ -79,7 +79,7 @@ class Results:
         self._signed[index] = self._refuted[index] = None
 
     def denies(self, index: int, settled: Digest) -> bool:
-        """Return whether the owner of this chunk has signed for another result than the settled one."""
+        """Return True if the owner of this chunk has signed for another result than the settled one."""
         return bool({self._signed[index], self._refuted[index]} - {None, settled})
 
     def sign(self, index: int, digest: Digest) -> None:
@@ -124,12 +124,12 @@ class Results:
         """
         signed = self._signed[index]
         if signed is None and not from_owner:
-            return None  # checked first, as a peer may send it repeatedly: this is cheap
+            return None  # The cheap check comes first, because a peer may send a result repeatedly.
         found = hashed()
         try:
             check(chunk, index)
         except CodecError:
-            return False  # a result that cannot be decoded must never be voted for, whatever its owner signed
+            return False  # No vote may be for a result that cannot be decoded, whatever its owner signed.
         if signed not in (None, found):
             return False
         self.chunks[index], self._hashes[index] = chunk, found

@@ -163,7 +163,7 @@ class Ring(OwnerDependentButterfly):
         return self._contributions.of(entries, index)
 
     def _usable(self, entries: Sequence[Contribution], index: int, place: int) -> bool:
-        """Return whether all norms are usual at station number `place` of the chunk's path.
+        """Return True if all norms are usual at station number `place` of the chunk's path.
 
         Our own is screened before a neighbour screens it.
         """
@@ -184,7 +184,7 @@ class Ring(OwnerDependentButterfly):
         return not outliers
 
     def _too_long(self, left: PeerId, index: int, place: int) -> bool:
-        """Return whether a partial mean from `place` stations is much longer than our own contribution.
+        """Return True if a partial mean from `place` stations is much longer than our own contribution.
 
         The mean of honest contributions is hardly longer than one of them; one that is LONGER times as long adds to it.
         A ring cannot clip, since no station sees the norms of all; the next ballot has owners, and they clip.

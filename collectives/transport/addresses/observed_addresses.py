@@ -100,7 +100,7 @@ def _mapping(sightings: list[Sighting]) -> Nat:
 
 
 def _valid(sighting: Sighting) -> bool:
-    """Return whether the three addresses of a sighting are IP addresses that can be dialled."""
+    """Return True if the three addresses of a sighting are IP addresses that can be dialled."""
     try:
         for address in (sighting.by, sighting.local, sighting.seen):
             subnet_of(split_address(address)[0])

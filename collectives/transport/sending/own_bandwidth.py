@@ -53,7 +53,7 @@ class Bandwidth:
         return len(self._samples)
 
     def due(self, now: float) -> bool:
-        """Return whether it is time for another sample."""
+        """Return True if it is time for another sample."""
         return now >= self._at + STEP_SECONDS
 
     def add_sample(self, up: int, down: int, now: float) -> None:

@@ -67,7 +67,7 @@ class PeerQueue:
         return sum(fragment is None or getattr(message, "fragment", None) == fragment for message in found)
 
     def defers(self, message: Message) -> bool:
-        """Return whether a deferred frame with this message waits."""
+        """Return True if a deferred frame with this message waits."""
         return any(frame.message == message for frame in self._deferred)
 
     def take_deferred(self, kind: type[Message], fragment: int) -> list[Frame]:
@@ -82,7 +82,7 @@ class PeerQueue:
         return found
 
     def has(self, wanted: Callable[[Frame], bool]) -> bool:
-        """Return whether a `wanted` frame of the first class waits, or is being sent."""
+        """Return True if a `wanted` frame of the first class waits, or is being sent."""
         return any(wanted(frame) for frame in (self._in_progress, *self._first) if frame is not None)
 
     def drop(self, unwanted: Callable[[Frame], bool]) -> None:

@@ -29,9 +29,9 @@ class _Outflow:
     round: int
     receivers: set[PeerId] = field(default_factory=set)
     pending: dict[PeerId, int | None] = field(default_factory=dict)
-    """For each receiver that may lack some of it: the bulk bytes of the link with which all has arrived.
+    """By receiver that may lack data: the number of its link's bulk bytes that includes all of the data.
 
-    None: part of it was not handed to the transport when that was checked last.
+    None: at the last check the transport did not have all of it yet.
     """
     last_sent: float = 0.0
 
@@ -75,7 +75,10 @@ class RoundOutflows:
         return outflow.last_sent if outflow is not None else 0.0
 
     def most_lack(self, round: int, fragment: int) -> bool:
-        """Return whether most receivers lack some of a round's data. Asks the transport about those that may."""
+        """Return True if most receivers lack some of a round's data.
+
+        Asks the transport about the receivers that may lack some.
+        """
         outflow = self._find(round, fragment)
         if outflow is None:
             return False

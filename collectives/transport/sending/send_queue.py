@@ -169,7 +169,7 @@ class SendQueue:
         return self._outflows.last_sent(round, fragment)
 
     def uplink_limits(self, round: int, fragment: int) -> bool:
-        """Return whether most peers that get data of a round from us unasked lack some of it.
+        """Return True if most peers that get data of a round from us unasked lack some of it.
 
         Then our uplink is what limits, and not the receivers.
         """

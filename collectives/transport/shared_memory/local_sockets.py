@@ -287,13 +287,13 @@ class LocalSockets:
 
 
 def same_user(sock: socket.socket) -> bool:
-    """Return whether the process at the other end has our user."""
+    """Return True if the process at the other end has our user."""
     found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     return bool(CREDENTIALS.unpack(found)[1] == os.geteuid())
 
 
 def same_system(sock: socket.socket) -> bool:
-    """Return whether the process at the other end has our files and processes: no container is between."""
+    """Return True if the process at the other end is in our container: it has our files and processes."""
     other = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[0]
     if other <= 0:  # in no namespace of ours
         return False

@@ -60,7 +60,7 @@ class SharedRegion:
             raise
 
     def fits(self, count: int) -> bool:
-        """Return whether a payload of `count` bytes may be put now."""
+        """Return True if a payload of `count` bytes may be put now."""
         pages = whole_pages(count)
         return any(stop - start >= pages for start, stop in reversed(self._free))
 

@@ -210,7 +210,7 @@ class Connections:
         self._quiet.set()
 
     def _first(self, transport_key: bytes) -> bool:
-        """Return whether our dial goes before the other side's."""
+        """Return True if our dial goes before the other side's."""
         return self._sockets.identity.transport_public < transport_key
 
     async def decide(self, hello: Hello, record: PeerRecord, source: str) -> Welcome | Refuse:
@@ -323,7 +323,7 @@ class Connections:
         return last if refused or last.code == "busy" else Refuse("unreachable", last.detail)
 
     def _far(self, address: str) -> bool:
-        """Return whether an address is outside of our subnets.
+        """Return True if an address is outside of our subnets.
 
         Those inside are tried first: a router may not lead its own outside address back.
         """

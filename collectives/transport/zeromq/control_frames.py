@@ -36,7 +36,7 @@ class ControlFrames:
         return self._decode([memoryview(head)], EXPRESS_KINDS, unproved=EXPRESS_KINDS - PROOFS)
 
     def signature_fits(self, frame: Frame) -> bool:
-        """Return whether the signature of a frame is valid."""
+        """Return True if the signature of a frame is valid."""
         return verify_message(frame.message, frame.signature, self._public_key, self._run_id)
 
     def _decode(

@@ -296,7 +296,7 @@ class ZmqTransport:
         return sum(traffic.shared_up for traffic in found), sum(traffic.shared_down for traffic in found)
 
     def shares(self, peer: PeerId) -> bool:
-        """Return whether bulk data to a peer goes through shared memory."""
+        """Return True if bulk data to a peer goes through shared memory."""
         link = self._connections.links.get(peer)
         return link is not None and link.stream_pool.shared
 

@@ -238,7 +238,7 @@ def _log(state: Fields, rows: int) -> list[Text]:
 
 
 def _some(lines: list[Text], room: int) -> list[Text]:
-    """Return the lines that fit; the last one then has the number of the others."""
+    """Return the lines that fit. If some do not, the last line has their number."""
     if len(lines) <= room:
         return lines
     return [*lines[: max(0, room - 1)], Text(f"  … and {len(lines) - max(0, room - 1)} more", "dim")]

@@ -58,7 +58,7 @@ class StandbyCopy:
 
     @staticmethod
     def takes(message: Message) -> bool:
-        """Return whether a message is for the copy: only peers that ask for copies get it."""
+        """Return True if a message is for the copy: only peers that ask for copies get it."""
         return message.copy if isinstance(message, StateAsk) else isinstance(message, (*QUESTIONS, *ANSWERS))
 
     def on_frame(self, peer: PeerId, frame: Frame) -> None:

@@ -40,7 +40,7 @@ class EagerReplica(OneRoundLateReplica):
         return 1.0 / peers
 
     def measure(self, read: Read, peers: int) -> None:
-        """Make the training since `start` (and the last contribution, if it failed) the next contribution.
+        """Store the training since `start`, and the last contribution if it failed, as the next contribution.
 
         Raises FloatingPointError, with nothing changed, if a parameter is not finite.
         """

@@ -124,7 +124,7 @@ def home(seats: Seating, stage: int) -> PeerId | None:
 
 
 def share(manifest: Manifest, vocab: int, limit: float) -> tuple[bool, tuple[int, ...]]:
-    """Return whether the whole model fits into `limit` bytes, and the stages that fit."""
+    """Return True if the whole model fits into `limit` bytes, and the stages that fit."""
     whole = memory(manifest, vocab, None) <= limit
     stages = range(manifest.pipeline.stages)
     return whole, tuple(stage for stage in stages if memory(manifest, vocab, stage) <= limit)

@@ -192,7 +192,7 @@ class AllGather(DataPlane):
         super().take(sender, frame)
 
     def _fits(self, frame: Frame) -> bool:
-        """Return whether a frame's index and length fit this round."""
+        """Return True if a frame's index and length fit this round."""
         message, size = frame.message, memoryview(frame.payload).nbytes
         count = len(self.pieces) if isinstance(message, Chunk) else MAX_CHUNKS
         return getattr(message, "index", 0) < count and size <= min(self.pieces.chunk, self.pieces.total)
@@ -345,7 +345,7 @@ class AllGather(DataPlane):
             self.send_queue.control(peer, Fetch(self.round, self.fragment, self._key, tuple(part)))
 
     def serves(self, sender: PeerId, message: Fetch) -> bool:
-        """Return whether a peer may get the pieces that it asks for, also before all are here.
+        """Return True if a peer may get the pieces that it asks for, also before all are here.
 
         Note those of our payload: its helper failed to forward them.
         """

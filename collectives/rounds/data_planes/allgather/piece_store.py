@@ -142,7 +142,7 @@ class PieceStore:
         return True
 
     def whole(self, key: ContributionKey) -> bool:
-        """Return whether all slots of a payload are filled."""
+        """Return True if all slots of a payload are filled."""
         return all(self._results.chunks[slot] is not None for slot in self.slots.of(key))
 
     def _take(self, slot: int, piece: Buffer, hashed: Callable[[], Digest]) -> bool:

@@ -36,7 +36,7 @@ class PortTaken(HintedError):
 
 
 def descriptors_left(count: int) -> bool:
-    """Return whether this process may open `count` more descriptors.
+    """Return True if this process may open `count` more descriptors.
 
     libzmq aborts the process when it cannot open one.
     """
@@ -197,7 +197,7 @@ class HalfOpen:
         return True
 
     def may_begin(self, source: str) -> bool:
-        """Return whether a connection from address `source` may begin its handshake now."""
+        """Return True if a connection from address `source` may begin its handshake now."""
         return self._handshakes(_network(source))
 
     def remove(self, source: str, close: Callable[[], None]) -> None:

@@ -18,7 +18,7 @@ from thinwire.swarm.identity.identity import Identity
 
 Parts = Sequence["bytes | memoryview"]
 Admits = Callable[[bytes], bool]
-"""Return whether a raw transport key (32 bytes) is admitted to a domain."""
+"""Return True if a raw transport key (32 bytes) is admitted to a domain."""
 
 _SIGNATURE = b"\xff" + bytes(7) + b"\x01\x7f"
 _MECHANISM = b"CURVE".ljust(20, b"\0")

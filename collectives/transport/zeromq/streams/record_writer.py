@@ -98,7 +98,7 @@ class RecordWriter:
     # --- records with a payload, one at a time
 
     def takes_now(self, size: int) -> bool:
-        """Return whether the payload of a frame of `size` bytes may change as soon as `write` returns."""
+        """Return True if the payload of a frame of `size` bytes may change as soon as `write` returns."""
         return not self._sealing.takes(size)
 
     async def write_in_turn(self, head: bytes, payload: Buffer) -> None:

@@ -188,7 +188,7 @@ class StreamPool:
     def give_up(self) -> bool:
         """Make sends fail if no stream came up: the path blocks bulk data, and they would wait for ever.
 
-        Return whether that is so.
+        Return True if no stream came up.
         """
         if not self._streams:
             self._given_up = True
