@@ -80,6 +80,21 @@ def test_departed_members_are_not_absent():
     assert electorate({ANN, BEN}, left=[DAN]).absent == (CAT,)
 
 
+@pytest.mark.parametrize(
+    ("live", "spared"), [((), False), ((ME, BEN), False), ((ME, BEN, CAT), True), ((BEN, CAT), True)]
+)
+def test_others_spare_a_leaving_peer_if_they_are_a_quorum_without_it(live, spared):
+    one = electorate(live, terms=replace(TERMS, members=(ME, ANN, BEN, CAT)))
+    assert one.spares_me == spared
+
+
+@pytest.mark.parametrize(("voters", "accepted"), [((), False), ((ANN,), False), ((ME,), True), ((ANN, BEN), True)])
+def test_members_of_a_value_are_accepted_if_this_peer_or_more_than_may_lie_have_voted_for_it(voters, accepted):
+    lying = replace(TERMS, members=(ME, ANN, BEN, CAT), fraction=2 / 3)
+    assert electorate(terms=lying).accepted(voters) == accepted
+    assert electorate(terms=replace(lying, fraction=0.5)).accepted(voters), "no member lies"
+
+
 @pytest.mark.parametrize(("live", "order"), [({ANN, BEN}, [BEN, ANN]), ({ANN, CAT}, [ANN, CAT])])
 def test_order_of_leaders_begins_with_the_present_leader(live, order):
     assert electorate(live).order(BEN) == order
@@ -158,7 +173,7 @@ def test_peer_on_trial_is_uncounted_without_endorsements_of_a_quorum():
 
 
 def views_of(members=4, me=ANN, fraction=2 / 3):
-    terms = RoundTerms(5, 0, (ANN, BEN, CAT, DAN)[:members], bytes(32), bytes(32), patience=2.0, fraction=fraction)
+    terms = RoundTerms(5, 0, (*IDS[1:], ME)[:members], bytes(32), bytes(32), patience=2.0, fraction=fraction)
     return Electorate(me, terms, terms.members, lambda peer, message, signature: True).views
 
 
@@ -216,6 +231,45 @@ def test_peer_asks_for_a_view_that_more_members_ask_for_than_may_lie():
     assert views.on_change(CAT, 7, 2.0) and views.asked == 7
     assert views.number == 7, "with its own demand that is a quorum"
     assert not views.on_change(DAN, 7, 3.0)
+
+
+@pytest.mark.parametrize("me", [ANN, CAT, ME])
+def test_peer_asks_for_a_view_that_two_of_six_members_ask_for(me):
+    """One of six may lie."""
+    views = views_of(members=6, me=me)
+    views.begin(0.0)
+    first, second, third = [peer for peer in (ANN, DAN, EVE, BEN) if peer != me][:3]
+    assert not views.on_change(first, 7, 1.0) and views.on_change(second, 6, 2.0) and views.asked == 6
+    assert not views.on_change(third, 5, 3.0) and views.asked == 6, "a lower view than ours"
+
+
+def test_view_does_not_begin_for_members_that_ask_for_view_zero():
+    views = views_of()
+    views.begin(0.0)
+    views.ask(8.0)
+    for peer in (BEN, CAT):
+        views.on_change(peer, 0, 9.0)
+    assert views.number == 0
+
+
+def test_highest_view_of_a_quorum_begins_and_no_earlier_one_afterwards():
+    views = views_of()
+    views.begin(0.0)
+    views.on_change(DAN, 1, 1.0)
+    for peer in (BEN, CAT):
+        views.on_change(peer, 3, 2.0)
+    assert views.number == 3, "this peer has asked for it, too"
+    views.on_change(DAN, 2, 3.0)
+    assert views.number == 3
+
+
+def test_views_of_a_newcomer_without_members_and_of_a_single_member_grow():
+    newcomer, single = views_of(members=0), views_of(members=1)
+    assert newcomer.growth == 1.0
+    single.begin(0.0)
+    for now, growth in ((8.0, 2.0), (24.0, 4.0)):
+        single.ask(now)
+        assert single.growth == growth
 
 
 def test_one_liar_of_three_does_not_end_a_view_with_plain_majorities():

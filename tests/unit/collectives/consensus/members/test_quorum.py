@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thinwire.collectives.consensus.members.quorum import TWO_THIRDS, enough, possible, tolerated
+from thinwire.collectives.consensus.members.quorum import TWO_THIRDS, enough, fewest, possible, tolerated
 
 MEMBERS = tuple(bytes([i]) * 32 for i in range(7))
 fractions = st.sampled_from([0.5, 0.6, 2 / 3, 0.9])
@@ -98,6 +98,21 @@ def test_vote_quorum_meets_the_next_promise_quorum_or_a_farewell_reports_it(n, d
 def test_fewer_than_a_third_may_lie_with_quorums_above_two_thirds(fraction):
     assert [tolerated(count, fraction) for count in range(11)] == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
     assert tolerated(10, 0.66) == tolerated(10, 0.5) == 0
+
+
+def test_fewest_members_are_the_least_number_of_which_so_many_may_lie():
+    assert fewest(0) == 0
+    for liars in range(1, 6):
+        assert tolerated(fewest(liars), TWO_THIRDS) == liars > tolerated(fewest(liars) - 1, TWO_THIRDS)
+
+
+def test_quorums_after_farewells_have_more_in_common_than_may_lie():
+    """Three of seven have left. Three are more than two thirds of the other four, but two such quorums may share two liars."""
+    members, left = range(7), range(4, 7)
+    assert tolerated(7, TWO_THIRDS) == 2
+    assert not enough({0, 1, 2}, members, left, fraction=TWO_THIRDS)
+    assert enough({0, 1, 2, 3}, members, left, fraction=TWO_THIRDS)
+    assert not enough({0}, members, range(1, 7), fraction=TWO_THIRDS), "the last one may lie"
 
 
 @pytest.mark.trial
