@@ -182,10 +182,11 @@ def _show_listed(found: Sequence[ListedRun], wall: float) -> None:
     for column in ("round", "peers", "loss", "age"):
         table.add_column(column, justify="right")
     for run in found:
-        loss = "-" if run.loss is None else f"{run.loss:.3f}"
+        stated = run.description
+        loss = "-" if stated.loss is None else f"{stated.loss:.3f}"
         age = f"{max(0, int(wall) - run.issued)} s"
-        cells = (run.name, run.run_id.hex()[:16], run.model, run.method, run.admission)
-        table.add_row(*cells, str(run.round), str(run.peers), loss, age)
+        cells = (stated.name, run.run_id.hex()[:16], stated.model, stated.method, stated.admission)
+        table.add_row(*cells, str(stated.round), str(stated.peers), loss, age)
     _print(table)
 
 
@@ -199,7 +200,8 @@ def _print(table: Table) -> None:
 
 
 def _as_json(run: ListedRun) -> dict[str, object]:
-    return {**msgspec.to_builtins(run, builtin_types=(bytes,)), "run_id": run.run_id.hex()}
+    own = {"issued": run.issued, "publishers": run.publishers}
+    return {"run_id": run.run_id.hex(), **asdict(run.description), **own}
 
 
 def _ask(config: Config, question: Callable[[Directory], Awaitable[Result]], *, public: bool, lan: bool) -> Result:

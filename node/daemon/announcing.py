@@ -11,7 +11,7 @@ from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.reporter import Reporter
 from thinwire.node.runtime.asyncio_extra import cancelled
 from thinwire.node.runtime.load_settings import Config
-from thinwire.swarm.identity.run_card import RunCard
+from thinwire.swarm.identity.run_card import RunCard, RunDescription
 
 
 def card_of(peer: Peer, loss: float | None, wall: float) -> RunCard | None:
@@ -25,9 +25,7 @@ def card_of(peer: Peer, loss: float | None, wall: float) -> RunCard | None:
     if not roster.record.addresses:
         return None
     model = manifest.model
-    return RunCard.create(
-        peer.identity,
-        roster.record,
+    description = RunDescription(
         name=manifest.run.name,
         model=f"{model.kind}-{model.layers}x{model.width}" if model.kind == "transformer" else model.kind,
         method=manifest.outer.method,
@@ -35,9 +33,8 @@ def card_of(peer: Peer, loss: float | None, wall: float) -> RunCard | None:
         round=peer.replica.newest[0],
         peers=len(roster.peers.view),
         loss=loss,
-        issued=int(wall),
-        ttl=CARD_SECONDS,
     )
+    return RunCard.create(peer.identity, roster.record, description, issued=int(wall), ttl=CARD_SECONDS)
 
 
 class Announcing:

@@ -18,7 +18,7 @@ from typing import ClassVar, Protocol, TypeVar
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.invite import Invite, Seed
 from thinwire.swarm.identity.peer_record import RecordError
-from thinwire.swarm.identity.run_card import RunCard
+from thinwire.swarm.identity.run_card import RunCard, RunDescription
 
 T = TypeVar("T")
 
@@ -73,20 +73,14 @@ class DirectorySource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """Run of a listing, with the claims of those who publish cards of it.
+    """Run of a listing, as its publishers describe it.
 
-    Each number is the median of the publishers' claims, so that no single one of many decides it; the texts are the most
+    Each number is the median of those on the cards, so that no single one of many publishers decides it; the texts are the most
     frequent ones. `issued`: time of the newest card, in seconds since 1970. `publishers`: number of peers with a valid card.
     """
 
     run_id: bytes
-    name: str
-    model: str
-    method: str
-    admission: str
-    round: int
-    peers: int
-    loss: float | None
+    description: RunDescription
     issued: int
     publishers: int
 
@@ -136,10 +130,13 @@ class Directory:
         named = [
             run
             for run in runs
-            if (run.name == target and not whole) or (len(target) >= 8 and run.run_id.hex().startswith(digits))
+            if (run.description.name == target and not whole)
+            or (len(target) >= 8 and run.run_id.hex().startswith(digits))
         ]
         if len(named) > 1:
-            listed = ", ".join(f"{run.run_id.hex()[:16]} ({run.name}, {run.peers} peers)" for run in named[:16])
+            listed = ", ".join(
+                f"{run.run_id.hex()[:16]} ({run.description.name}, {run.description.peers} peers)" for run in named[:16]
+            )
             raise AmbiguousRun(f"{len(named)} runs are called {target!r}: {listed}", "give more digits of the run's id")
         if named:
             run_id = named[0].run_id
@@ -152,8 +149,8 @@ class Directory:
             raise DirectoryError(
                 f"no peer of run {run_id.hex()[:16]} in the directory", "try again in a minute, or ask for an invite"
             )
-        modes = sorted({card.admission for card in cards} - {"open"})
-        if all(card.admission != "open" for card in cards):
+        modes = sorted({card.description.admission for card in cards} - {"open"})
+        if all(card.description.admission != "open" for card in cards):
             raise InviteNeeded(
                 f"run {run_id.hex()[:16]} admits only peers with an invite (admission.mode = {modes[0]!r})",
                 "ask one of its peers for one: `thinwire invite` prints it there",
@@ -201,7 +198,9 @@ def listing(cards: Iterable[RunCard]) -> tuple[ListedRun, ...]:
     for card in cards:
         by_run[card.run_id].append(card)
     return tuple(
-        sorted((_merged(run, cards) for run, cards in by_run.items()), key=lambda run: (-run.peers, run.run_id))
+        sorted(
+            (_merged(run, cards) for run, cards in by_run.items()), key=lambda run: (-run.description.peers, run.run_id)
+        )
     )
 
 
@@ -209,16 +208,15 @@ def _merged(run_id: bytes, cards: Sequence[RunCard]) -> ListedRun:
     def usual(values: Iterable[str]) -> str:
         return min(Counter(values).items(), key=lambda item: (-item[1], item[0]))[0]
 
-    losses = [card.loss for card in cards if card.loss is not None]
-    return ListedRun(
-        run_id=run_id,
-        name=usual(card.name for card in cards),
-        model=usual(card.model for card in cards),
-        method=usual(card.method for card in cards),
-        admission=usual(card.admission for card in cards),
-        round=median_low(card.round for card in cards),
-        peers=median_low(card.peers for card in cards),
+    stated = [card.description for card in cards]
+    losses = [one.loss for one in stated if one.loss is not None]
+    description = RunDescription(
+        name=usual(one.name for one in stated),
+        model=usual(one.model for one in stated),
+        method=usual(one.method for one in stated),
+        admission=usual(one.admission for one in stated),
+        round=median_low(one.round for one in stated),
+        peers=median_low(one.peers for one in stated),
         loss=median_low(losses) if losses else None,
-        issued=max(card.issued for card in cards),
-        publishers=len(cards),
     )
+    return ListedRun(run_id, description, issued=max(card.issued for card in cards), publishers=len(cards))

@@ -1,14 +1,14 @@
 """Signed description of a run for public directories: name, model, method, progress, and a peer.
 
 A directory is written by strangers, so each card is judged on its own: `parse` accepts canonical bytes with a valid
-signature during the validity that they state. A valid card proves only that its publisher states this: the name, the
-counts and the loss are claims. The run id is what a joiner checks the manifest against (see Manifest.run_id).
+signature during the validity that they state. A valid card proves only that its publisher states this: the description may
+be false. The run id is what a joiner checks the manifest against (see Manifest.run_id).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import msgspec
@@ -45,14 +45,9 @@ _decode = msgspec.msgpack.Decoder(_Body).decode
 
 
 @dataclass(frozen=True, slots=True)
-class RunCard:
-    """Validated card, made by `create` or `parse` only.
+class RunDescription:
+    """What a publisher states about its run. round: newest one. peers: number of live peers. loss: None if unknown."""
 
-    `record`: the publisher, with its addresses and transport key; its key signs the card. `issued` is unix time and `ttl`
-    a duration, both in seconds. `loss`: None if unknown. `wire` is the signed encoding, of at most CARD_BYTES.
-    """
-
-    run_id: bytes
     name: str
     model: str
     method: str
@@ -60,6 +55,18 @@ class RunCard:
     round: int
     peers: int
     loss: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunCard:
+    """Validated card, made by `create` or `parse` only.
+
+    `record`: the publisher, with its addresses and transport key; its key signs the card. `issued` is unix time and `ttl`
+    a duration, both in seconds. `wire` is the signed encoding, of at most CARD_BYTES.
+    """
+
+    run_id: bytes
+    description: RunDescription
     issued: int
     ttl: int
     record: PeerRecord
@@ -67,36 +74,13 @@ class RunCard:
 
     @classmethod
     def create(
-        cls,
-        identity: Identity,
-        record: PeerRecord,
-        *,
-        name: str,
-        model: str,
-        method: str,
-        admission: str,
-        round: int,
-        peers: int,
-        loss: float | None,
-        issued: int,
-        ttl: int,
+        cls, identity: Identity, record: PeerRecord, description: RunDescription, *, issued: int, ttl: int
     ) -> RunCard:
         """Sign a card of this peer, whose record is `record`. Raises ValueError if a value is out of bounds."""
-        content = _Body(
-            format=_FORMAT,
-            run_id=record.run_id,
-            name=name,
-            model=model,
-            method=method,
-            admission=admission,
-            round=round,
-            peers=peers,
-            loss=loss,
-            issued=issued,
-            ttl=ttl,
-            record=record.wire,
+        stated = asdict(description)
+        body = _encode(
+            _Body(format=_FORMAT, run_id=record.run_id, **stated, issued=issued, ttl=ttl, record=record.wire)
         )
-        body = _encode(content)
         return cls.parse(body + identity.sign(_DOMAIN, body), now=issued)
 
     @classmethod
@@ -124,17 +108,7 @@ class RunCard:
         record = PeerRecord.parse(body.record, run_id=body.run_id, now=now)
         if not verify(record.public_key, _DOMAIN, signature, data):
             raise RecordError("bad signature of a card")
-        return cls(
-            run_id=body.run_id,
-            name=body.name,
-            model=body.model,
-            method=body.method,
-            admission=body.admission,
-            round=body.round,
-            peers=body.peers,
-            loss=body.loss,
-            issued=body.issued,
-            ttl=body.ttl,
-            record=record,
-            wire=wire,
+        description = RunDescription(
+            body.name, body.model, body.method, body.admission, body.round, body.peers, body.loss
         )
+        return cls(body.run_id, description, body.issued, body.ttl, record, wire)

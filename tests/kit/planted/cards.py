@@ -6,7 +6,7 @@ from typing import Any
 
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
-from thinwire.swarm.identity.run_card import RunCard
+from thinwire.swarm.identity.run_card import RunCard, RunDescription
 
 RUN = b"r" * 32
 NOW = 1_700_000_000
@@ -30,9 +30,10 @@ def card(
     issued: int = NOW,
     signer: int | None = None,
     addresses: tuple[str, ...] | None = None,
+    ttl: int = 180,
     **more: Any,
 ) -> RunCard:
-    """Return the card of peer `number`; `signer`: another peer that signs it."""
+    """Return the card of peer `number`. `signer`: another peer that signs it. `more`: of the description."""
     values: dict[str, Any] = {
         "name": "demo",
         "model": "transformer-4x128",
@@ -41,9 +42,8 @@ def card(
         "round": 7,
         "peers": 3,
         "loss": 2.5,
-        "issued": issued,
-        "ttl": 180,
         **more,
     }
     whose = record(number, run=run, issued=issued, addresses=addresses)
-    return RunCard.create(identity(number if signer is None else signer), whose, **values)
+    signed_by = identity(number if signer is None else signer)
+    return RunCard.create(signed_by, whose, RunDescription(**values), issued=issued, ttl=ttl)

@@ -71,7 +71,7 @@ def test_newest_card_of_a_peer_counts():
     source = Planted(
         card(1, round=3, issued=NOW - 60).wire, card(1, round=9).wire, card(1, round=2, issued=NOW - 90).wire
     )
-    assert [one.round for one in asyncio.run(directory(source).find(RUN))] == [9]
+    assert [one.description.round for one in asyncio.run(directory(source).find(RUN))] == [9]
 
 
 def test_number_of_answers_is_bounded():
@@ -108,9 +108,10 @@ def test_listing_is_not_chosen_by_one_liar():
     honest = [card(number, round=7, peers=3, loss=2.0) for number in (1, 2)]
     liar = card(9, name="bait", round=10**15, peers=2**20, loss=-1e300)
     (run,) = listing([*honest, liar])
-    assert (run.name, run.round, run.peers, run.loss, run.publishers) == ("demo", 7, 3, 2.0, 3)
+    said = run.description
+    assert (said.name, said.round, said.peers, said.loss, run.publishers) == ("demo", 7, 3, 2.0, 3)
     (unknown,) = listing([card(1, loss=None)])
-    assert unknown.loss is None
+    assert unknown.description.loss is None
 
 
 def test_run_is_found_by_name_and_by_the_start_of_its_id():

@@ -38,8 +38,9 @@ def test_card_round_trips():
     assert RunCard.parse(made.wire, now=NOW) == made
     assert RunCard.parse(signed(body()), now=NOW) == made
     assert made.record == record(1) and made.record.addresses == ("192.0.2.1:7001",)
-    assert (made.run_id, made.name, made.round, made.peers, made.loss) == (RUN, "demo", 7, 3, 2.5)
-    assert RunCard.parse(card(loss=None).wire, now=NOW).loss is None
+    said = made.description
+    assert (made.run_id, said.name, said.round, said.peers, said.loss) == (RUN, "demo", 7, 3, 2.5)
+    assert RunCard.parse(card(loss=None).wire, now=NOW).description.loss is None
 
 
 def test_longest_card_fits():
