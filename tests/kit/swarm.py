@@ -21,12 +21,13 @@ from thinwire.node.state.layout import Layout, Piece
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.link import Latency
 from thinwire.sims.network.network import SimNet
+from thinwire.swarm.frame import sign_message
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.membership.presets import LOCAL, Preset
 from thinwire.swarm.membership.swim import Roster
-from thinwire.swarm.messages.registry import Hello, PeerId, Proposal, Refuse, Welcome
+from thinwire.swarm.messages.registry import Digest, Fork, Found, Hello, PeerId, Proposal, Refuse, Welcome
 
 RUN = bytes(range(32))
 LAYOUT = blake3.blake3(b"layout").digest()
@@ -44,12 +45,22 @@ def layout_of(size: int) -> Layout:
     return Layout(pieces, size, LAYOUT)
 
 
+def identity_of(index: int) -> Identity:
+    """Return the identity of a node."""
+    return Identity.generate(bytes([index]) * 32)
+
+
+def votes_of(index: int, life: int = 0, fragment: int = 0) -> MemoryVoteStore:
+    """Return the vote store of a node. life: number of its starts before."""
+    return MemoryVoteStore(random.Random(f"votes/{index}/{life}/{fragment}"))
+
+
 class Node:
     """One peer of a simulated swarm; `train` runs from its start to its end."""
 
     def __init__(self, swarm: Swarm, index: int, life: int = 0) -> None:
         self.swarm, self.index = swarm, index
-        self.identity = Identity.generate(bytes([index]) * 32)
+        self.identity = identity_of(index)
         self.id = self.identity.peer_id
         self.log: list[tuple[float, str, Mapping[str, object]]] = []
         self.digests: dict[int, bytes] = {}
@@ -85,10 +96,11 @@ class Node:
         layout = swarm.layout
         codec = method.codec(swarm.manifest, layout)
         theta = np.random.default_rng(7).standard_normal(swarm.size).astype(np.float32)
-        founders = [Identity.generate(bytes([i]) * 32).peer_id for i in range(swarm.founders)]
-        known = founders if index < swarm.founders and not life else []
+        known = [identity_of(i).peer_id for i in range(swarm.founders)] if index < swarm.founders and not life else []
         cut = Grid(codec.bound, swarm.piece) if swarm.piece else method.cut(swarm.manifest, layout, codec)
         self.replica = method.replica.begin(swarm.manifest, layout, codec, cut, theta, known)
+        if known and self.replica.alike:
+            self.replica.found(swarm.first_fork(self.replica.digest))
         self.theta = theta.copy()
         self.presence = Presence(
             self.transport, roster, now=loop.time, emit=self._emit, site=swarm.site(index), aside=swarm.aside
@@ -103,7 +115,7 @@ class Node:
                 now=loop.time,
                 emit=self._emit,
                 entered=not life,
-                votes=lambda fragment: MemoryVoteStore(random.Random(f"votes/{index}/{life}/{fragment}")),
+                votes=lambda fragment: votes_of(index, life, fragment),
                 patience=swarm.patience,
                 on_commit=lambda: self.stop.set(),
             ),
@@ -233,9 +245,24 @@ class Swarm:
         lines += f'aggregation = "{rule or ("clip" if clipped else "mean")}"\n'
         self.manifest = parse(f"[exchange]\n{lines}[outer]\n{outer}")
         self.scripts: dict[tuple[int, int, str], Callable[[Node], None]] = {}
+        self._fork: Fork | None = None
         self.nodes: dict[int, Node] = {}
         for index in range(founders):
             self.nodes[index] = Node(self, index)
+
+    def first_fork(self, base: Digest) -> Fork:
+        """Return the fork that begins the run with this state: all founders have signed it, each with its life."""
+        if self._fork is None:
+            founders = sorted((identity_of(index).peer_id, index) for index in range(self.founders))
+            members, lives = tuple(peer for peer, _ in founders), [votes_of(index).life for _, index in founders]
+            identities = [identity_of(index) for _, index in founders]
+            signatures = tuple(
+                sign_message(Found(0, 0, base, members, life), b"", identity, RUN)
+                for identity, life in zip(identities, lives, strict=True)
+            )
+            keys = tuple(identity.public_key for identity in identities)
+            self._fork = Fork(0, base, (), members, b"".join(lives), signatures, keys)
+        return self._fork
 
     def site(self, index: int) -> str:
         """Return the announced site of a node: each of `sites` in turn."""

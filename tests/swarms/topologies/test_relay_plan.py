@@ -49,18 +49,9 @@ def uneven(swarm):
             node.up, node.source = {}, {}
             for number in range(1, rounds + 1):
                 s.fail_at(node.index, number, "open", lambda node, number=number: mark(node, number))
-        know_lives(s)
         return s
 
     return make
-
-
-def know_lives(s):
-    """Let all peers know the lives of the members, as after a round: else the first proposal has a proof of each."""
-    lives = {node.id: node.session.votes.life for node in s.nodes.values()}
-    for node in s.nodes.values():
-        node.replica.lives = b"".join(lives[member] for member in node.replica.members)
-        node.session.advance()
 
 
 def mark(node, number):
