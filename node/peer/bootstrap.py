@@ -31,7 +31,7 @@ from thinwire.swarm.identity.identity import Identity, IdentityError
 from thinwire.swarm.identity.invite import Invite
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
 from thinwire.swarm.manifest.parser import parse, sign
-from thinwire.swarm.membership.presets import LAN, WAN
+from thinwire.swarm.membership.presets import LAN, WAN, Preset
 
 MOST_CHANGES = 8
 """Changed keys that an error names."""
@@ -41,13 +41,15 @@ MOST_CHANGES = 8
 class RunEntry:
     """Run to take part in: this peer's identity there, and `begin`, which opens the peer's first stage.
 
-    `begin` returns True if there is a swarm to join, False if this peer starts it.
+    `begin` returns True if there is a swarm to join, False if this peer starts it. preset: timing of membership; None: that
+    of the network of the configured host.
     """
 
     identity: Identity
     run_id: bytes
     config: Config
     begin: Callable[[Peer], Awaitable[bool]]
+    preset: Preset | None = None
 
     def peer(self, emit: Emit) -> Peer:
         """Return the peer, with nothing open yet."""
@@ -60,7 +62,7 @@ class RunEntry:
             write=asyncio.to_thread,
             spare=spare_memory,
         )
-        preset = LAN if self.config.host.startswith("127.") else WAN
+        preset = self.preset or (LAN if self.config.host.startswith("127.") else WAN)
         config, directory = self.config, self.config.directories.run(self.run_id)
         # The default is the name of the machine, which its owner may not want to publish.
         name = "" if config.sources["name"] == "default" else config.name

@@ -9,11 +9,8 @@ founds the run. The process ends when its input ends, so no actor outlives its p
 from __future__ import annotations
 
 import asyncio
-import os
-import random
 import sys
-import time
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -22,11 +19,7 @@ from thinwire.compression.compile_kernels import warm_up
 from thinwire.node.daemon.daemon import Daemon
 from thinwire.node.daemon.options import Options
 from thinwire.node.peer.bootstrap import RunEntry, arriving, founding
-from thinwire.node.peer.peer import Peer
 from thinwire.node.runtime.console import set_up_logging, tell
-from thinwire.node.runtime.disk import RealDisk
-from thinwire.node.runtime.environment import Environment
-from thinwire.node.runtime.event_log import Emit
 from thinwire.node.runtime.load_settings import Config, load
 from thinwire.node.runtime.parent_watch import watch
 from thinwire.node.runtime.process_lock import hold
@@ -99,23 +92,6 @@ class PacedLearner(DelegatingLearner):
         return StepReport(made, losses / made if made else last, last, tokens, loop.time() - began)
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteJoiner(RunEntry):
-    """Entry to a run whose members count as remote, although all addresses belong to this machine."""
-
-    def peer(self, emit: Emit) -> Peer:
-        environment = Environment(
-            time.monotonic,
-            time.time,
-            random.Random(os.urandom(16)),
-            RealDisk(),
-            aside=asyncio.to_thread,
-            write=asyncio.to_thread,
-        )
-        directory, site = self.config.directories.run(self.run_id), self.config.site
-        return Peer(self.identity, self.run_id, environment, directory, WAN, emit, site)
-
-
 class Actor(Daemon):
     """Daemon that plays one peer of a scenario, as an `ActorPart` describes it."""
 
@@ -146,8 +122,9 @@ def main(file: Path) -> int:
         entry = (
             founding(file.read_bytes(), config, file.name) if start_line == "found" else arriving(start_line, config)
         )
+        # The members count as remote, although all addresses belong to this machine.
         with hold(config.directories.lock):
-            return uvloop.run(Actor(RemoteJoiner(entry.identity, entry.run_id, config, entry.begin), part).run())
+            return uvloop.run(Actor(replace(entry, preset=WAN), part).run())
     except HintedError as error:
         tell(str(error), error.hint)
         return error.exit_code
