@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
@@ -212,37 +213,26 @@ class Swarm:
         seed: int = 0,
         rounds: int = 6,
         size: int = 100_000,
-        codec: str = "int8(block=256)",
         patience: float = 1.0,
-        grace: float = 2.0,
         bandwidth: float | None = 12.5e6,
         latency: float | Latency = 0.02,
         outer: str = "",
         piece: int = 0,
-        shards: str = "",
-        topology: str = "butterfly",
         sites: Sequence[str] = (),
-        group: int = 0,
-        collective: str = "",
-        keep: float | None = None,
-        rule: str = "",
-        audit: float = 0.0,
         preset: Preset = LOCAL,
         aside: Work = at_once,
         jitter: float = 0.1,
+        **exchange: str | float,
     ) -> None:
+        """Create the nodes. `outer`: lines of that table of the manifest. `exchange`: keys of that table."""
         self.net = SimNet(seed, latency=latency, bandwidth=bandwidth, jitter=jitter)
         self.piece, self.layout, self.sites, self.preset, self.aside = piece, layout_of(size), sites, preset, aside
-        self.founders, self.rounds, self.size, self.codec, self.patience = founders, rounds, size, codec, patience
-        lines = f'codec = "{codec}"\nstraggler_timeout = {grace}\nmax_weight = 1000\ntopology = "{topology}"\n'
-        lines += f'chunk_assignment = "{shards}"\n' if shards else ""
-        lines += f"gossip_group_size = {group}\n" if group else ""
-        lines += f'collective = "{collective}"\n' if collective else ""
-        lines += f"owner_residual_decay = {keep}\n" if keep is not None else ""
-        lines += f"audit = {audit}\n" if audit else ""
+        self.founders, self.rounds, self.size, self.patience = founders, rounds, size, patience
+        given = {"codec": "int8(block=256)", "straggler_timeout": 2.0, "max_weight": 1000} | exchange
         # Values of dense contributions name their peers, and a plain mean shows which are in it.
-        clipped = codec.startswith(("topk", "demo")) and "noloco" not in outer
-        lines += f'aggregation = "{rule or ("clip" if clipped else "mean")}"\n'
+        clipped = str(given["codec"]).startswith(("topk", "demo")) and "noloco" not in outer
+        given.setdefault("aggregation", "clip" if clipped else "mean")
+        lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
         self.manifest = parse(f"[exchange]\n{lines}[outer]\n{outer}")
         self.scripts: dict[tuple[int, int, str], Callable[[Node], None]] = {}
         self._fork: Fork | None = None

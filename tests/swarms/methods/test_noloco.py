@@ -87,7 +87,7 @@ def test_data_of_groups_before_the_last_one_is_freed_at_once(swarm, group, monke
         alive.append(sum(one() is not None for one in earlier))
 
     async def main():
-        s = swarm(12, rounds=5, codec="fp32", size=20_000, outer=NOLOCO, group=group)
+        s = swarm(12, rounds=5, codec="fp32", size=20_000, outer=NOLOCO, gossip_group_size=group)
         s.start()
         await s.finish()
 
@@ -115,7 +115,7 @@ def test_data_of_groups_before_the_last_one_is_freed_at_once(swarm, group, monke
 )
 def test_mean_of_noloco_replicas_makes_the_diloco_step(swarm, codec, group, peers, elements):
     async def main():
-        s = swarm(peers, codec=codec, outer=NOLOCO, rounds=8, size=elements, group=group)
+        s = swarm(peers, codec=codec, outer=NOLOCO, rounds=8, size=elements, gossip_group_size=group)
         for node in s.nodes.values():
             node.pace = 1.0 + 0.02 * node.index
         s.start()
@@ -160,7 +160,7 @@ def test_replicas_in_groups_with_owners_are_as_far_apart_as_theory_says(swarm, p
 
     async def main():
         outer = f'method = "noloco"\nlr = 1.0\nmomentum = 0.0\ngamma = 1.0\nslow_weight_parts = {parts}\n'
-        s = swarm(peers, codec="fp32", outer=outer, rounds=rounds, size=40_000, group=group)
+        s = swarm(peers, codec="fp32", outer=outer, rounds=rounds, size=40_000, gossip_group_size=group)
         for node in s.nodes.values():
             node.pace = 1.0
         s.start()
@@ -183,7 +183,7 @@ def test_noloco_group_of_all_peers_equals_diloco(swarm):
     """While all are present, the outer step with heavy-ball momentum is equal bit for bit on all peers."""
 
     async def main():
-        s = swarm(5, codec="int8(block=256)", outer=NOLOCO, rounds=6, size=20_000, group=8)
+        s = swarm(5, codec="int8(block=256)", outer=NOLOCO, rounds=6, size=20_000, gossip_group_size=8)
         for node in s.nodes.values():
             node.pace = 1.0
         s.start()
@@ -204,7 +204,7 @@ def cut_off(node):
 @pytest.mark.parametrize("group", [2, 4, 9])
 def test_dead_paused_or_late_partner_delays_nobody(swarm, group):
     async def main():
-        s = swarm(8, codec="fp32", outer=NOLOCO, rounds=25, size=20_000, group=group)
+        s = swarm(8, codec="fp32", outer=NOLOCO, rounds=25, size=20_000, gossip_group_size=group)
         s.start()
         s.fail_at(1, 3, "announce")
         s.fail_at(2, 4, "commit")
@@ -369,7 +369,7 @@ def test_peer_that_trained_alone_while_others_slept_returns_to_their_round(swarm
     """It does not wait until they have made all of the rounds that it has made without them."""
 
     async def main():
-        s = swarm(4, codec="int8(block=256)", outer=NOLOCO, rounds=90, size=20_000, group=group)
+        s = swarm(4, codec="int8(block=256)", outer=NOLOCO, rounds=90, size=20_000, gossip_group_size=group)
         for node in s.nodes.values():
             node.pace = 1.0
         s.start()
@@ -429,7 +429,7 @@ def alike(contributions, grid, codec):
 @pytest.mark.parametrize("group", [2, 4])
 def test_bad_contribution_of_partner_is_refused_with_reason(swarm, lie, reason, group):
     async def main():
-        s = swarm(4, codec="fp32", outer=NOLOCO, rounds=10, size=20_000, group=group)
+        s = swarm(4, codec="fp32", outer=NOLOCO, rounds=10, size=20_000, gossip_group_size=group)
         liar = s.nodes[0]
         average = liar.session.average
 

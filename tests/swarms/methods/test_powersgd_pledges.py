@@ -106,7 +106,7 @@ def test_abandoned_second_round_resumes_with_first_round_contributions(factors):
     """Two of three: their training while the second round is missing is not in the step, and not lost."""
 
     async def main():
-        s = factors(3, rounds=6, outer=PLAIN, grace=20.0)
+        s = factors(3, rounds=6, outer=PLAIN, straggler_timeout=20.0)
         weights, after, made = [], {}, steps_of(s.nodes[0])
         node = s.nodes[0]
         average, advance = node.session.average, node.session.advance

@@ -33,7 +33,7 @@ def _banned(node):
 
 
 def _audited(swarm, **options):
-    given = dict(rounds=40, size=60_000, codec="fp32", audit=AUDIT, rule="clip", shards="equal")
+    given = dict(rounds=40, size=60_000, codec="fp32", audit=AUDIT, aggregation="clip", chunk_assignment="equal")
     return swarm(PEERS, **(given | options))
 
 
@@ -51,7 +51,7 @@ def _stretched(swarm, monkeypatch, scale):
     monkeypatch.setitem(lies.IMPLEMENTED, "stretched", owner_lies.falsify(stretch))
 
     async def main():
-        s = swarm(PEERS, rounds=6, size=60_000, codec="int8(block=256)", rule="clip", shards="equal")
+        s = swarm(PEERS, rounds=6, size=60_000, codec="int8(block=256)", aggregation="clip", chunk_assignment="equal")
         s.fail_at(LIAR, 2, "applied", lambda node: _lie(node, "stretched"))
         s.start()
         honest = [index for index in range(PEERS) if index != LIAR]
@@ -75,7 +75,7 @@ def test_default_run_excludes_an_owner_whose_false_results_are_within_the_bound(
     """The run is an invited one, and names no probability of audits: each member audits a tenth of all rounds at most."""
 
     async def main():
-        s = swarm(PEERS, rounds=60, size=60_000, codec="fp32", rule="clip", shards="equal")
+        s = swarm(PEERS, rounds=60, size=60_000, codec="fp32", aggregation="clip", chunk_assignment="equal")
         assert s.manifest.admission.mode == "invited" and s.manifest.exchange.audit == "auto"
         liar = s.nodes[LIAR]
         s.fail_at(LIAR, 2, "applied", lambda node: _lie(node, "left-out"))
@@ -358,7 +358,7 @@ def test_verdict_of_a_lineage_that_gives_way_ends_with_it(swarm):
     """
 
     async def main():
-        s = swarm(7, rounds=34, size=8_000, codec="fp32", audit=AUDIT, rule="clip", shards="equal")
+        s = swarm(7, rounds=34, size=8_000, codec="fp32", audit=AUDIT, aggregation="clip", chunk_assignment="equal")
         honest, follower, liars = s.nodes[0], s.nodes[4], [s.nodes[5], s.nodes[6]]
         sides = [[s.nodes[index].id for index in side] for side in (range(4), range(4, 7))]
         s.fail_at(0, 4, "announce", lambda node: s.net.partition(sides))

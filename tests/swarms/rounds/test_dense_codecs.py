@@ -60,7 +60,7 @@ def expected(node, peers):
 @pytest.mark.parametrize("spec", SPECS)
 def test_rounds_with_every_dense_codec_match_the_reference(swarm, spec):
     async def main():
-        s = swarm(3, codec=spec, rounds=ROUNDS, size=30_000, rule="clip")
+        s = swarm(3, codec=spec, rounds=ROUNDS, size=30_000, aggregation="clip")
         s.start()
         await s.finish()
         s.check()

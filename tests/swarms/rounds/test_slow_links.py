@@ -60,7 +60,7 @@ def test_contributor_with_a_slow_uplink_gets_the_time_of_a_straggler(timeout, co
     monkeypatch.setattr(registry, "grid", lambda total, codec: Grid(total, total // 64))
 
     async def play() -> None:
-        swarm = Swarm(5, rounds=3, size=102_400, codec="fp32", patience=2.0, grace=timeout)
+        swarm = Swarm(5, rounds=3, size=102_400, codec="fp32", patience=2.0, straggler_timeout=timeout)
         swarm.nodes[4].transport.uplink.rate = 20_000.0  # its data takes 33 s, that of the others less than 2
         swarm.start()
         await swarm.finish([0, 1, 2, 3], limit=250.0)
@@ -78,7 +78,9 @@ def test_most_peers_of_an_all_gather_with_slow_uplinks_do_not_find_each_other_la
 
     async def play() -> None:
         outer = "method = 'sparseloco'\nsync_every = 4"
-        swarm = Swarm(5, rounds=6, size=102_400, codec="topk(k=1024,chunk=4096)", outer=outer, patience=2.0, grace=2.0)
+        swarm = Swarm(
+            5, rounds=6, size=102_400, codec="topk(k=1024,chunk=4096)", outer=outer, patience=2.0, straggler_timeout=2.0
+        )
         for index, rate in enumerate(rates, 2):
             swarm.nodes[index].transport.uplink.rate = rate
         swarm.start()

@@ -341,7 +341,7 @@ def crossing(swarm, topology, *, sites, count, size=196_608, rate=None, rounds=2
             size=size,
             codec="int8(block=256)",
             patience=60.0,
-            grace=120.0,
+            straggler_timeout=120.0,
             latency=0.002,
             bandwidth=None,
         )

@@ -58,8 +58,8 @@ async def lived(swarm, case):
     Bytes are per peer and round.
     """
     world = swarm(
-        case.peers, rounds=ROUNDS, size=case.size, codec=case.codec, grace=GRACE, patience=5.0, latency=case.latency,
-        topology=case.topology,
+        case.peers, rounds=ROUNDS, size=case.size, codec=case.codec, straggler_timeout=GRACE, patience=5.0,
+        latency=case.latency, topology=case.topology,
     )  # fmt: skip
     for node, place in zip(world.nodes.values(), case.places(), strict=True):
         node.pace = place.computing
@@ -115,7 +115,7 @@ async def lived_pairs(swarm, case, gamma, group, parts):
     rounds = ROUNDS if group <= MESH else ROUNDS - 1  # Chunks with owners take the most computing.
     world = swarm(
         case.peers, rounds=rounds, size=case.size, codec=case.codec, patience=5.0, latency=case.latency,
-        outer=f'method = "noloco"\ngamma = {gamma}\nslow_weight_parts = {parts}\n', group=group,
+        outer=f'method = "noloco"\ngamma = {gamma}\nslow_weight_parts = {parts}\n', gossip_group_size=group,
     )  # fmt: skip
     for node, place in zip(world.nodes.values(), case.places(), strict=True):
         node.pace = place.computing

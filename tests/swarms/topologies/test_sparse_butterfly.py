@@ -82,10 +82,12 @@ def expected(s, rounds):
     return theta, rest, means
 
 
-@pytest.mark.parametrize("outer, keep", [("", None), ('lr = 0.9\ndenominator = "mean"\n', 1.0)])
-def test_applied_and_retained_values_sum_to_the_means(sparse_swarm, outer, keep):
+@pytest.mark.parametrize(
+    "outer, exchange", [("", {}), ('lr = 0.9\ndenominator = "mean"\n', {"owner_residual_decay": 1.0})]
+)
+def test_applied_and_retained_values_sum_to_the_means(sparse_swarm, outer, exchange):
     async def main():
-        s = sparse_swarm(5, rounds=4, outer=outer, keep=keep)
+        s = sparse_swarm(5, rounds=4, outer=outer, **exchange)
         s.start()
         await s.finish()
         s.check()
@@ -95,7 +97,7 @@ def test_applied_and_retained_values_sum_to_the_means(sparse_swarm, outer, keep)
             assert not any(node.missing.values()) and node.replica.state.size == SIZE
             assert 0 < len(rests(node)) <= len(node.session.grid) // 5 + 1
         np.testing.assert_array_equal(kept(s), rest)
-        if keep == 1.0:
+        if exchange:
             first = np.random.default_rng(7).standard_normal(s.size).astype(np.float32)
             np.testing.assert_allclose((first - theta) / 0.9 + kept(s), means, atol=2e-6)
             assert np.linalg.norm(rest) > 0.1 * np.linalg.norm(means)  # residuals are not empty
@@ -298,7 +300,7 @@ def test_leader_that_owns_all_chunks_makes_nobody_lose_residuals(sparse_swarm):
     """Sent values and residuals together are complete, although chunks went to the liar and back."""
 
     async def main():
-        s = sparse_swarm(5, rounds=8, outer='lr = 0.9\ndenominator = "mean"\n', keep=1.0)
+        s = sparse_swarm(5, rounds=8, outer='lr = 0.9\ndenominator = "mean"\n', owner_residual_decay=1.0)
         seed = blake3.blake3(RUN + (4).to_bytes(8, "big")).digest()
         first = leader_order(seed, tuple(sorted(node.id for node in s.nodes.values())), 4, 0)[0]
         liar = next(node for node in s.nodes.values() if node.id == first)

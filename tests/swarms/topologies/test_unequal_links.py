@@ -17,7 +17,7 @@ def played(swarm, rates, *, shards="bandwidth", change=lambda s: None, seed=3):
     """Return a swarm with these links after its rounds."""
 
     async def main():
-        s = swarm(len(rates), rounds=ROUNDS, size=SIZE, shards=shards, patience=2.0, seed=seed)
+        s = swarm(len(rates), rounds=ROUNDS, size=SIZE, chunk_assignment=shards, patience=2.0, seed=seed)
         for node, rate in zip(s.nodes.values(), rates, strict=True):
             node.transport.uplink.rate = node.transport.downlink.rate = rate
         change(s)
