@@ -46,7 +46,10 @@ _decode = msgspec.msgpack.Decoder(_Body).decode
 
 @dataclass(frozen=True, slots=True)
 class RunDescription:
-    """What a publisher states about its run. round: newest one. peers: number of live peers. loss: None if unknown."""
+    """Description of a run by a publisher.
+
+    round: the newest one. peers: number of live peers. loss: None if unknown.
+    """
 
     name: str
     model: str
