@@ -66,6 +66,7 @@ def test_farewell_with_a_vote_above_its_promise_is_refused():
     """Honest leaders would carry it, and no acceptor would follow them."""
     assert not farewells().add(said(BEN, Ballot(1, ANN), proposal_of(9), RESULTS))
     assert farewells().add(said(BEN, Ballot(9, ANN), proposal_of(9), RESULTS))
+    assert farewells().add(said(BEN, Ballot(9, ANN), proposal_of(8), RESULTS))
 
 
 def test_second_farewell_of_a_member_does_not_replace_the_first():
@@ -87,13 +88,18 @@ def test_second_farewell_of_a_member_does_not_replace_the_first():
         said(BEN, Ballot(1, ANN), None, RESULTS),
         said(BEN, Ballot(1, ANN), proposal_of(contributors=()), RESULTS),
         said(BEN, Ballot(1, ANN), proposal_of(lineage=b"l" * 16), RESULTS),
-        msgspec.structs.replace(said(BEN, Ballot(1, ANN), proposal_of(), RESULTS), voted=proposal_of(2)),
+        *(
+            msgspec.structs.replace(said(BEN, Ballot(9, ANN), proposal_of(), RESULTS), voted=proposal_of(term))
+            for term in range(2, 6)
+        ),
         msgspec.structs.replace(said(BEN, Ballot(1, ANN), proposal_of(), RESULTS), voted=None),
+        msgspec.structs.replace(said(BEN, Ballot(1, ANN), proposal_of()), voted=None),
         msgspec.structs.replace(said(BEN), voted=proposal_of()),
     ],
     ids=[
         *("signature", "stranger", "later round", "earlier round", "fragment", "lineage", "digest", "vote"),
-        *("unsound vote", "vote of a lineage", "other vote", "hidden vote", "added vote"),
+        *("unsound vote", "vote of a lineage", "vote 2", "vote 3", "vote 4", "vote 5"),
+        *("hidden vote", "hidden vote without results", "added vote"),
     ],
 )
 def test_farewell_that_cannot_be_right_is_refused(leave):
@@ -148,11 +154,30 @@ def test_proposal_with_proved_farewells_is_valid(known):
         [said(BEN, round=4)],
         [said(BEN, lineage=b"l" * 16)],
         [said(BEN), said(CAT, signer=BEN)],
+        [said(BEN), said(BEN), said(CAT)],
     ],
-    ids=["signature", "stranger", "unsorted", "twice", "promise", "later promise", "round", "lineage", "second"],
+    ids=[
+        "signature",
+        "stranger",
+        "unsorted",
+        "twice",
+        "promise",
+        "later promise",
+        "round",
+        "lineage",
+        "second",
+        "twice and another",
+    ],
 )
 def test_proposal_with_an_unproved_farewell_is_not_valid(leaves):
     assert not farewells().valid(carrying(*leaves))
+
+
+def test_forged_farewell_of_a_member_that_has_left_is_not_valid():
+    book, leave = farewells(), said(BEN)
+    assert book.add(leave) and book.valid(carrying(leave))
+    assert not book.valid(carrying(said(BEN, Ballot(1, ANN), signer=CAT)))
+    assert book.valid(carrying(said(BEN, Ballot(1, ANN)))), "its other one is signed"
 
 
 # --- in an agreement
