@@ -74,6 +74,7 @@ PACKAGES = {
     "node/membership": (
         *("node/runtime", "collectives/allreduce", "collectives/health", "swarm/manifest", "swarm/membership"),
     ),
+    "node/membership/router": ("node/runtime",),
     "node/discovery": ("node/membership",),
     "node/training": ("node/state", "node/training/models"),
     "node/training/models": ("node/state", "collectives/costs"),
@@ -100,8 +101,8 @@ PACKAGES = {
     "node/pipeline/groups": ("node/pipeline/recovery", "node/pipeline/step"),
     "node/api": ("node/peer",),
     "node/public": ("node/api", "node/cli"),
-    "node/doctor": ("node/peer",),
-    "node/daemon": ("node/discovery", "node/pipeline/groups"),
+    "node/doctor": ("node/peer", "node/membership/router"),
+    "node/daemon": ("node/discovery", "node/membership/router", "node/pipeline/groups"),
     "node/local_swarm": ("node/daemon",),
     "node/cli/page": ("node/peer",),
     "node/cli/top": ("node/cli/page",),

@@ -25,7 +25,7 @@ from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression.compile_kernels import warm_up
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.registry import dense
-from thinwire.node.membership.presence import Topic
+from thinwire.node.membership.handler import Topic
 from thinwire.node.peer.peer import Peer
 from thinwire.node.runtime.loop_thread import LoopThread
 from thinwire.swarm.identity.errors import HintedError

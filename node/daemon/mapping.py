@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from thinwire.node.membership.mapping_protocols import mapped_ports, routers
 from thinwire.node.membership.port_file import PortFile
-from thinwire.node.membership.port_mapping import PortMapping
+from thinwire.node.membership.router.mapping_protocols import mapped_ports, routers
+from thinwire.node.membership.router.port_mapping import PortMapping
 from thinwire.node.peer.peer import Peer
 from thinwire.node.runtime.asyncio_extra import cancelled
 from thinwire.node.runtime.disk import RealDisk

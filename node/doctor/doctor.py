@@ -9,8 +9,8 @@ from contextlib import suppress
 from thinwire.node.doctor.check import Check, failed
 from thinwire.node.doctor.machine import check_machine
 from thinwire.node.doctor.network import check_mapping, check_network
-from thinwire.node.membership.mapping_protocols import routers
 from thinwire.node.membership.port_file import PortFile
+from thinwire.node.membership.router.mapping_protocols import routers
 from thinwire.node.peer.status import Status, alive, read_status, unresponsive
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.runtime.load_settings import Config

@@ -10,7 +10,7 @@ from thinwire.collectives.transport.interface import Contact
 from thinwire.collectives.transport.zeromq.sockets.listener import PortTaken
 from thinwire.collectives.transport.zeromq.transport import ListenAddress, ZmqTransport
 from thinwire.node.doctor.check import Check, failed, passed, skipped
-from thinwire.node.membership.port_mapping import MappingFailed, Router, map_by_any
+from thinwire.node.membership.router.port_mapping import MappingFailed, Router, map_by_any
 from thinwire.node.runtime.load_settings import Config, member_ports
 from thinwire.node.runtime.settings import SLOWEST, Rate
 from thinwire.swarm.identity.identity import Identity

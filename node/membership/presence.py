@@ -12,111 +12,40 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from enum import Enum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from thinwire.collectives.allreduce.service import belongs_to_operation
 from thinwire.collectives.blocking_work import RationedWork, Work, at_once
 from thinwire.collectives.state_sync.state_offers import ChainMemory
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.transport.interface import Arrival, Transport
 from thinwire.collectives.transport.sending.send_queue import SendQueue
+from thinwire.node.membership.handler import Handler, Timed, Topic, topic_of
 from thinwire.node.membership.peer_diagnosis import PeerDiagnosis
+from thinwire.node.membership.relay_watch import RelayWatch
 from thinwire.node.runtime.asyncio_extra import at_intervals
 from thinwire.node.runtime.event_log import Emit
-from thinwire.swarm.frame import Frame
 from thinwire.swarm.membership.eviction import MAX_PEERS
 from thinwire.swarm.membership.gossip_items import evidence_item, read_verdict, verdict_item
 from thinwire.swarm.membership.swim import Roster
 from thinwire.swarm.messages.registry import (
     Ack,
-    Activation,
-    Apply,
-    Close,
     Evidence,
-    FrozenRows,
     Gossip,
-    GradientSummary,
     Message,
     Nack,
-    Outdated,
-    Passed,
     PeerId,
     Ping,
     PingRequest,
     PushPull,
-    RecoveryPermit,
-    RecoveryRequest,
-    Route,
     Span,
-    StageAssignment,
     Verdict,
 )
 
-
-class Topic(Enum):
-    """Messages with one handler: training rounds, all-reduce operations, pipeline stages, lost stages."""
-
-    ROUNDS = "rounds"
-    OPERATIONS = "operations"
-    STAGES = "stages"
-    RECOVERY = "recovery"
-
-
 MEMBERSHIP = frozenset((Ping, PingRequest, Ack, Nack, Gossip, PushPull))
-STAGES = frozenset((Route, Activation, Passed, Close, GradientSummary, Apply, StageAssignment, FrozenRows))
-RECOVERY = frozenset((RecoveryRequest, RecoveryPermit, Outdated))
-
-
-def topic_of(message: Message) -> Topic:
-    """Return the topic of a message that does not concern membership."""
-    if type(message) in STAGES:
-        return Topic.STAGES
-    if type(message) in RECOVERY:
-        return Topic.RECOVERY
-    return Topic.OPERATIONS if belongs_to_operation(message) else Topic.ROUNDS
-
-
-class Handler(Protocol):
-    """Receiver of events about links, frames and time. The defaults ignore them."""
-
-    def on_link_up(self, peer: PeerId) -> None:
-        """Handle a new link to a peer."""
-        return
-
-    def on_link_down(self, peer: PeerId, *, gone: bool) -> None:
-        """Handle a broken link; `gone` if the process at its other end is dead."""
-        return
-
-    def on_frame(self, peer: PeerId, frame: Frame) -> None:
-        """Handle a checked frame that does not concern membership."""
-        ...
-
-    def on_tick(self) -> None:
-        """Let time pass."""
-        return
-
-
-@runtime_checkable
-class Timed(Protocol):
-    """Handler with a deadline. The others get every tick."""
-
-    def deadline(self) -> float:
-        """Return the time before which `on_tick` changes nothing.
-
-        After an event or `Presence.wake` the next tick counts in any case.
-        """
-        ...
-
+"""Messages that the roster handles."""
 
 STOPPED_SECONDS = 5.0
 """Seconds without a tick after which an event reports that this process did not run."""
-
-RELAY_SECONDS = 3.0
-"""Seconds in which a peer sends control messages and no overdue data, after which its relay is left.
-
-After an outage, control messages come before the data.
-"""
 
 TOLD_SECONDS = 5.0
 """Seconds in which a banned peer that still sends gets the reason; then its link is closed."""
@@ -155,11 +84,7 @@ class Presence:
         self.ban_reason = ""
         self._told_until: dict[PeerId, float] = {}
         """Banned peers, each with the time until which it is told the reason."""
-        self._relay_silent: dict[PeerId, tuple[int, float]] = {}
-        """Peers that send control messages over a relay and no data that they owe us.
-
-        Values: bytes that had come from the peer before, and time of the first such message.
-        """
+        self._relay_watch = RelayWatch(transport, self.send_queue)
         self._last_message_at: dict[PeerId, float] = {}
         """Time of the last message of each peer, present or not."""
         self.watch = (
@@ -225,9 +150,8 @@ class Presence:
             return
         if peer not in self.live:
             self._reach(peer)
-        if peer in self.send_queue.debtors:
-            self._check_relay(peer)
         message, now = frame.message, self._now()
+        self._relay_watch.on_message(peer, now)
         if len(self._last_message_at) >= MAX_PEERS and peer not in self._last_message_at:
             self._last_message_at = {one: at for one, at in self._last_message_at.items() if one in self.live}
         self._last_message_at[peer] = now
@@ -243,18 +167,6 @@ class Presence:
         if handler is not None:
             self.wake()
             handler.on_frame(peer, frame)
-
-    def _check_relay(self, peer: PeerId) -> None:
-        """Leave the relay of a peer if control messages come for RELAY_SECONDS, and no overdue data."""
-        owed, now = self.send_queue.debtors[peer], self._now()
-        before, since = self._relay_silent.pop(peer, (owed, now))
-        if self.transport.bulk_received(peer) != owed:
-            del self.send_queue.debtors[peer]
-        elif before != owed or now - since < RELAY_SECONDS:
-            self._relay_silent[peer] = owed, since if before == owed else now
-        else:
-            del self.send_queue.debtors[peer]
-            self.transport.leave_circuit(peer)
 
     def silence_of(self, peer: PeerId) -> float:
         """Return the seconds since the last message of a peer; 0 if none has come."""
@@ -291,7 +203,7 @@ class Presence:
         self.wake()
         self.live.discard(peer)
         self.send_queue.drop(peer)
-        self._relay_silent.pop(peer, None)
+        self._relay_watch.forget(peer)
         if self.watch is not None:
             self.watch.on_link_down(peer)
         for handler in self._handlers:

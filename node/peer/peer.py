@@ -16,9 +16,10 @@ import torch
 from thinwire.collectives.transport.interface import Transport
 from thinwire.compression.core.types import Floats
 from thinwire.compression.device import HOST
+from thinwire.node.membership.handler import Handler, Topic
 from thinwire.node.membership.join import SEARCH_SECONDS, NoSwarm
 from thinwire.node.membership.lost_peers import contacts_of
-from thinwire.node.membership.presence import Handler, Presence, Topic
+from thinwire.node.membership.presence import Presence
 from thinwire.node.methods.fragments.fragment_sessions import FragmentSessions
 from thinwire.node.methods.registry import fitted, method_of
 from thinwire.node.outer.own_lineage import continue_alone, report

@@ -21,8 +21,8 @@ from thinwire.collectives.transport.zeromq.streams.record_crypto import EXPRESS,
 from thinwire.compression.core.codec import CodecError
 from thinwire.node.discovery import dht_process, dht_source, lan_source, public_runs
 from thinwire.node.discovery.public_runs import DirectoryError
-from thinwire.node.membership import nat_pmp, pcp, port_mapping, upnp
-from thinwire.node.membership.port_mapping import MappingFailed
+from thinwire.node.membership.router import nat_pmp, pcp, port_mapping, upnp
+from thinwire.node.membership.router.port_mapping import MappingFailed
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.swarm.frame import HEADER_BYTES
 from thinwire.swarm.identity.peer_record import RecordError

@@ -11,7 +11,8 @@ from thinwire.collectives.allreduce.service import AllreduceService, LocalPart, 
 from thinwire.collectives.allreduce.signature import plan_of
 from thinwire.collectives.topology.shards import grid
 from thinwire.compression.registry import dense
-from thinwire.node.membership.presence import Presence, Topic
+from thinwire.node.membership.handler import Topic
+from thinwire.node.membership.presence import Presence
 from thinwire.sims.engine import virtual_loop
 from thinwire.sims.network.network import SimNet
 from thinwire.swarm.identity.identity import Identity

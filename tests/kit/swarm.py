@@ -15,7 +15,8 @@ from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.topology.shards import Grid
-from thinwire.node.membership.presence import Presence, Topic
+from thinwire.node.membership.handler import Topic
+from thinwire.node.membership.presence import Presence
 from thinwire.node.methods.registry import METHODS
 from thinwire.node.outer.session import SessionContext
 from thinwire.node.state.layout import Layout, Piece

@@ -9,7 +9,7 @@ import pytest
 import torch
 import uvloop
 from kit.programs import pipeline_process as shared
-from thinwire.node.membership.presence import Topic
+from thinwire.node.membership.handler import Topic
 from thinwire.node.pipeline.step.origin import Origin
 from thinwire.node.pipeline.step.stage_holders import StageHolders
 from thinwire.node.pipeline.step.timeouts import Timeouts

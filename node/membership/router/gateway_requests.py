@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from thinwire.node.membership.port_mapping import MappingFailed
+from thinwire.node.membership.router.port_mapping import MappingFailed
 
 PORT = 5351
 """UDP port at which gateways answer NAT-PMP and PCP."""

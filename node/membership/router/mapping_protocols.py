@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinwire.node.membership.nat_pmp import NatPmp
-from thinwire.node.membership.pcp import Pcp
-from thinwire.node.membership.port_mapping import Router
-from thinwire.node.membership.upnp import Upnp
+from thinwire.node.membership.router.nat_pmp import NatPmp
+from thinwire.node.membership.router.pcp import Pcp
+from thinwire.node.membership.router.port_mapping import Router
+from thinwire.node.membership.router.upnp import Upnp
 from thinwire.node.runtime.load_settings import Config, member_ports
 
 

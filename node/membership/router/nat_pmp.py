@@ -9,7 +9,7 @@ import ipaddress
 import struct
 from collections.abc import Sequence
 
-from thinwire.node.membership.gateway_requests import PORT, GatewayRouter
+from thinwire.node.membership.router.gateway_requests import PORT, GatewayRouter
 
 ADDRESS, TCP = 0, 2
 """Operation codes: ask for the outside address, map a TCP port."""

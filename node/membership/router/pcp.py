@@ -9,7 +9,7 @@ import ipaddress
 import secrets
 import struct
 
-from thinwire.node.membership.gateway_requests import PORT, GatewayRouter
+from thinwire.node.membership.router.gateway_requests import PORT, GatewayRouter
 
 VERSION, MAP, TCP = 2, 1, 6
 """Version of the protocol, operation code of a mapping, number of TCP."""

@@ -11,8 +11,8 @@ import json
 import sys
 from collections.abc import Sequence
 
-from thinwire.node.membership import upnp_process
-from thinwire.node.membership.port_mapping import MappingFailed
+from thinwire.node.membership.router import upnp_process
+from thinwire.node.membership.router.port_mapping import MappingFailed
 from thinwire.node.runtime.console import plain
 
 SECONDS = 30.0

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from thinwire.collectives.topology.peer_backoff import Backoff
 from thinwire.collectives.transport.payload_assembly import pieces
-from thinwire.node.membership.presence import Handler
+from thinwire.node.membership.handler import Handler
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding
 from thinwire.node.pipeline.recovery.stage_source import SourceKind
 from thinwire.node.pipeline.step.origin import Origin

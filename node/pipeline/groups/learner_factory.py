@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from thinwire.collectives.timing import GIVE_UP
-from thinwire.node.membership.presence import Handler, Topic
+from thinwire.node.membership.handler import Handler, Topic
 from thinwire.node.methods.fragments.fragment_replicas import begin_fragment
 from thinwire.node.methods.fragments.standby_copy import StandbyCopy
 from thinwire.node.methods.registry import fitted

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from thinwire.node.membership.presence import Handler
+from thinwire.node.membership.handler import Handler
 from thinwire.node.methods.fragments.fragment_replicas import rounds_of
 from thinwire.node.peer.peer import Peer
 from thinwire.node.pipeline.recovery.holders import holders

@@ -18,7 +18,8 @@ import torch
 import uvloop
 from thinwire.collectives.transport.zeromq.transport import ZmqTransport
 from thinwire.compression.boundary_codec import Boundary
-from thinwire.node.membership.presence import Presence, Topic
+from thinwire.node.membership.handler import Topic
+from thinwire.node.membership.presence import Presence
 from thinwire.node.pipeline.model.section import cut, section
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer

@@ -12,8 +12,10 @@ from kit.roster_world import EPOCH, IDENTITIES, RUN, RosterWorld, record
 from thinwire.collectives.allreduce.service import OPERATIONS
 from thinwire.collectives.timing import TICK
 from thinwire.collectives.transport.interface import REFUSED, RELAY_STUCK, RESET, Arrival
+from thinwire.node.membership.handler import Handler, Topic, topic_of
 from thinwire.node.membership.peer_diagnosis import CLOCK_SECONDS
-from thinwire.node.membership.presence import RELAY_SECONDS, STOPPED_SECONDS, Handler, Presence, Topic, topic_of
+from thinwire.node.membership.presence import STOPPED_SECONDS, Presence
+from thinwire.node.membership.relay_watch import RELAY_SECONDS
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.frame import Frame, sign_message
 from thinwire.swarm.identity.admission_token import AdmissionPolicy

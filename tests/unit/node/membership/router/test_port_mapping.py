@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from thinwire.node.doctor.network import check_mapping
-from thinwire.node.membership import gateway_requests
-from thinwire.node.membership.gateway_requests import default_gateway
-from thinwire.node.membership.mapping_protocols import mapped_ports, routers
-from thinwire.node.membership.nat_pmp import NatPmp
-from thinwire.node.membership.pcp import Pcp
-from thinwire.node.membership.port_mapping import (
+from thinwire.node.membership.router import gateway_requests
+from thinwire.node.membership.router.gateway_requests import default_gateway
+from thinwire.node.membership.router.mapping_protocols import mapped_ports, routers
+from thinwire.node.membership.router.nat_pmp import NatPmp
+from thinwire.node.membership.router.pcp import Pcp
+from thinwire.node.membership.router.port_mapping import (
     AGAIN_SECONDS,
     LEASE,
     LOOK_SECONDS,
@@ -23,12 +23,12 @@ from thinwire.node.membership.port_mapping import (
     PortMapping,
     map_by_any,
 )
-from thinwire.node.membership.upnp import Upnp, outside_host
+from thinwire.node.membership.router.upnp import Upnp, outside_host
 from thinwire.node.runtime.asyncio_extra import cancelled
 from thinwire.node.runtime.load_settings import load
 from thinwire.sims.engine import virtual_loop
 
-ROUTER = str(Path(__file__).parents[3] / "kit" / "programs" / "router.py")
+ROUTER = str(Path(__file__).parents[4] / "kit" / "programs" / "router.py")
 OUTSIDE = "9.9.9.9"
 PORTS = (7400, 7401, 7402)
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="loopback has no multicast here")
