@@ -172,9 +172,16 @@ def test_peer_on_trial_is_uncounted_without_endorsements_of_a_quorum():
 # --- views
 
 
+SEVEN = (*IDS[1:], ME, bytes([6]) * 32)
+
+
+def electorate_of(members, me=ANN, fraction=2 / 3):
+    terms = RoundTerms(5, 0, SEVEN[:members], bytes(32), bytes(32), patience=2.0, fraction=fraction)
+    return Electorate(me, terms, terms.members, lambda peer, message, signature: True)
+
+
 def views_of(members=4, me=ANN, fraction=2 / 3):
-    terms = RoundTerms(5, 0, (*IDS[1:], ME)[:members], bytes(32), bytes(32), patience=2.0, fraction=fraction)
-    return Electorate(me, terms, terms.members, lambda peer, message, signature: True).views
+    return electorate_of(members, me, fraction).views
 
 
 def test_views_begin_once_and_without_precedence():
@@ -182,9 +189,8 @@ def test_views_begin_once_and_without_precedence():
     assert views.member == b"" and not views.due(1e9)
     views.begin(1.0)
     views.begin(5.0)
-    assert (views.number, views.member) == (0, b"") and views.due(9.0) and not views.due(8.9), (
-        "no member has precedence"
-    )
+    assert (views.number, views.member) == (0, b""), "no member has precedence"
+    assert views.due(9.0) and views.due(9.1) and not views.due(8.9)
 
 
 def test_first_view_lasts_longer_while_the_first_ballot_makes_progress_and_later_ones_do_not():
@@ -220,6 +226,7 @@ def test_view_begins_once_a_quorum_has_asked_for_it_or_a_later_one():
     views.on_change(CAT, 3, 10.0)
     assert (views.number, views.member) == (1, BEN) and views.due(18.0) and not views.due(17.9)
     views.on_change(CAT, 0, 11.0)
+    assert views.due(18.0), "the view does not begin again"
     views.on_change(BEN, 3, 12.0)
     assert views.number == 3 and views.asked == 3, "a late repetition of a lower one changes nothing"
 
@@ -233,33 +240,38 @@ def test_peer_asks_for_a_view_that_more_members_ask_for_than_may_lie():
     assert not views.on_change(DAN, 7, 3.0)
 
 
+@pytest.mark.parametrize(("members", "liars"), [(6, 1), (7, 2)])
 @pytest.mark.parametrize("me", [ANN, CAT, ME])
-def test_peer_asks_for_a_view_that_two_of_six_members_ask_for(me):
-    """One of six may lie."""
-    views = views_of(members=6, me=me)
+def test_peer_asks_for_a_view_that_more_members_ask_for_than_may_lie_of_six_or_seven(me, members, liars):
+    views = views_of(members, me)
     views.begin(0.0)
-    first, second, third = [peer for peer in (ANN, DAN, EVE, BEN) if peer != me][:3]
-    assert not views.on_change(first, 7, 1.0) and views.on_change(second, 6, 2.0) and views.asked == 6
-    assert not views.on_change(third, 5, 3.0) and views.asked == 6, "a lower view than ours"
+    others = [peer for peer in (ANN, DAN, EVE, BEN) if peer != me][: liars + 1]
+    asked = [views.on_change(peer, 7 - at, 1.0) for at, peer in enumerate(others)]
+    assert asked == [False] * liars + [True] and views.asked == 7 - liars
 
 
 def test_view_does_not_begin_for_members_that_ask_for_view_zero():
     views = views_of()
     views.begin(0.0)
     views.ask(8.0)
-    for peer in (BEN, CAT):
-        views.on_change(peer, 0, 9.0)
-    assert views.number == 0
+    assert not any([views.on_change(peer, 0, 9.0) for peer in (BEN, CAT)])
+    assert (views.number, views.asked) == (0, 1)
 
 
 def test_highest_view_of_a_quorum_begins_and_no_earlier_one_afterwards():
-    views = views_of()
+    """Farewells make two of four members a quorum, of which one is the most senior."""
+    one = electorate_of(7, me=CAT, fraction=0.5)
+    views = one.views
     views.begin(0.0)
-    views.on_change(DAN, 1, 1.0)
-    for peer in (BEN, CAT):
-        views.on_change(peer, 3, 2.0)
-    assert views.number == 3, "this peer has asked for it, too"
-    views.on_change(DAN, 2, 3.0)
+    views.ask(8.0)
+    for peer in (ANN, BEN):
+        views.on_change(peer, 3, 8.0)
+    assert views.number == 0
+    for peer in SEVEN[4:]:
+        assert one.farewells.add(leaving(peer))
+    views.on_change(BEN, 3, 9.0)
+    assert views.number == 3
+    views.on_change(DAN, 2, 10.0)
     assert views.number == 3
 
 
