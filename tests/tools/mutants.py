@@ -5,7 +5,8 @@
 
 Mutants come from cosmic-ray's operators (comparisons, numbers, negations, and/or, +/-), drawn at random with a fixed seed
 from the modules of TARGETS. Each mutant runs the unit tests of its module in a copy of the working tree; a failure or a
-time-out kills it. Mutants that change nothing observable are listed in EQUIVALENT with the reason, and are not run.
+time-out kills it. `equivalent_mutants.py` lists mutants that change nothing observable, with the reason; they are not run. An
+entry that is not a mutant any more is an error.
 """
 
 from __future__ import annotations
@@ -27,25 +28,35 @@ from queue import SimpleQueue
 import cosmic_ray.ast
 import cosmic_ray.plugins
 from cosmic_ray.mutating import mutate_code
+from equivalent_mutants import EQUIVALENT, NAMED
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("swarm", "compression", "collectives", "node", "sims")
 CONSENSUS = "tests/unit/collectives/consensus"
 ROUNDS = "tests/unit/collectives/rounds"
-ANNOUNCEMENTS = "tests/unit/collectives/test_announcements.py"
+ANNOUNCEMENTS = f"{CONSENSUS}/test_announcements.py"
+MEMBERS = f"{CONSENSUS}/members"
 SESSION = tuple(f"tests/unit/node/outer/test_{name}.py" for name in ("round_session", "round_starter", "frame_router"))
 TARGETS = {
     "collectives/consensus/acceptor.py": (f"{CONSENSUS}/test_acceptor.py", CONSENSUS),
     "collectives/consensus/blame.py": (f"{CONSENSUS}/test_blame.py", ANNOUNCEMENTS, CONSENSUS),
     "collectives/consensus/certificates.py": (f"{CONSENSUS}/test_certificates.py", CONSENSUS),
     "collectives/consensus/chain.py": (f"{CONSENSUS}/test_chain.py",),
-    "collectives/consensus/electorate.py": (f"{CONSENSUS}/test_electorate.py", CONSENSUS),
+    "collectives/consensus/electorate.py": (f"{CONSENSUS}/test_electorate.py", MEMBERS, CONSENSUS),
     "collectives/consensus/justification.py": (f"{CONSENSUS}/test_proposal.py", CONSENSUS),
     "collectives/consensus/proposal.py": (f"{CONSENSUS}/test_proposal.py", CONSENSUS),
     "collectives/consensus/announcements.py": (ANNOUNCEMENTS, CONSENSUS),
-    "collectives/consensus/proposal_check.py": (f"{CONSENSUS}/test_liars.py", ANNOUNCEMENTS, CONSENSUS),
+    "collectives/consensus/proposal_check.py": (
+        f"{MEMBERS}/test_absent_members.py",
+        f"{CONSENSUS}/test_liars.py",
+        ANNOUNCEMENTS,
+        CONSENSUS,
+    ),
     "collectives/consensus/proposer.py": (f"{CONSENSUS}/test_proposer.py", CONSENSUS),
-    "collectives/consensus/members/quorum.py": (f"{CONSENSUS}/test_quorum.py", CONSENSUS),
+    "collectives/consensus/farewells.py": (f"{CONSENSUS}/test_farewells.py", CONSENSUS),
+    "collectives/consensus/members/lives.py": (f"{MEMBERS}/test_lives.py", CONSENSUS),
+    "collectives/consensus/members/quorum.py": (f"{MEMBERS}/test_quorum.py", CONSENSUS),
+    "collectives/consensus/members/terms.py": (f"{MEMBERS}/test_lives.py", CONSENSUS),
     "collectives/rounds/data_planes/butterfly.py": (f"{ROUNDS}/test_round.py",),
     "collectives/rounds/data_planes/contributions.py": (f"{ROUNDS}/data_planes/test_contributions.py", ROUNDS),
     "collectives/rounds/data_planes/result_store.py": (
@@ -77,248 +88,6 @@ OPERATORS = (
 )
 """Beginnings of the names of cosmic-ray's operators. `Is` comparisons are left out: most compare with None."""
 
-CAPPED = "the power is capped far below"
-KINDS = "the other kinds of events that get there are on one side in the order of letters"
-SHARED = "no chain is shorter than the part that it shares with another one"
-EQUIVALENT: dict[tuple[str, str], str] = {
-    (
-        "collectives/consensus/acceptor.py",
-        "return min(REST, 0.125 * 2.0 ** min(ballots - BALLOTS, 15)) if ballots > BALLOTS else 0.0",
-    ): CAPPED,
-    (
-        "collectives/consensus/acceptor.py",
-        "return min(REST, 0.125 * 2.0 ** min(ballots - BALLOTS, 17)) if ballots > BALLOTS else 0.0",
-    ): CAPPED,
-    (
-        "collectives/consensus/acceptor.py",
-        "if self.abstains or proposal.ballot < self.promised or (voted is not None and voted.ballot >= proposal.ballot):",
-    ): "no vote is above the promise",
-    (
-        "collectives/consensus/acceptor.py",
-        "count, until = self._heeded.get(ballot.leader, (0, 1.0))",
-    ): "the first ballots do not wait",
-    (
-        "collectives/consensus/acceptor.py",
-        "count, until = self._heeded.get(ballot.leader, (0, -1.0))",
-    ): "the first ballots do not wait",
-    (
-        "collectives/consensus/acceptor.py",
-        "return self._heeded.get(peer, (0, 1.0))[0] <= BALLOTS",
-    ): "only the number is used",
-    (
-        "collectives/consensus/acceptor.py",
-        "return self._heeded.get(peer, (0, -1.0))[0] <= BALLOTS",
-    ): "only the number is used",
-    (
-        "collectives/consensus/blame.py",
-        "if proposal.adopted is None and (accuser == proposal.ballot.leader or len(accusers) != 1 or not others):",
-    ): "there is at least one",
-    (
-        "collectives/consensus/blame.py",
-        "self.idle |= {peer for peer, accusers in self._unserved.items() if len(accusers) >= most}",
-    ): "most is the largest",
-    (
-        "collectives/consensus/chain.py",
-        "if not gaps and fork.round > (0 if here is None else here.round):",
-    ): "earlier rounds were refused above",
-    (
-        "collectives/consensus/chain.py",
-        "if len(set(members)) < len(members) or len(certificate.lives) != LIFE * len(members):",
-    ): "a set has no more",
-    (
-        "collectives/consensus/electorate.py",
-        "elif against[peer] != 1 and 2 * against[peer] > others:",
-    ): "none is no majority",
-    (
-        "collectives/consensus/members/quorum.py",
-        "return max( 1, count - 1) // 3 if fraction >= TWO_THIRDS else 0",
-    ): "a third of one is none",
-    (
-        "collectives/consensus/members/quorum.py",
-        "if fraction <= 0.5 and base and 2 * have == len(base):",
-    ): "no run has a fraction below a half",
-    (
-        "collectives/consensus/proposer.py",
-        "peer for peer, ready in self._ready.items() if ready.weight != 0 and peer not in self.blame_book.rejected",
-    ): "no weight is negative",
-    (
-        "collectives/consensus/acceptor.py",
-        "ballot, first = message.ballot, message.ballot.term <= 1",
-    ): "terms below 1 are refused",
-    (
-        "collectives/consensus/acceptor.py",
-        "if ballot.term > min(self.promised.term + LEAP, LAST_TERM) or (count > BALLOTS and now < until):",
-    ): "the ballots before have no pause",
-    (
-        "collectives/consensus/acceptor.py",
-        "if ballot.term > min(self.promised.term + LEAP, LAST_TERM) or (count != BALLOTS and now < until):",
-    ): "the ballots before have no pause",
-    (
-        "collectives/consensus/acceptor.py",
-        "abstains |= record.lineage == terms.lineage and record.round >= terms.round",
-    ): "a record of this lineage and round is not seen here",
-    (
-        "collectives/consensus/acceptor.py",
-        "if not (first or ballot <= self.promised or self._heeds(ballot, now)):",
-    ): "lower ballots were refused above",
-    (
-        "collectives/consensus/acceptor.py",
-        "return self._heeded.get(peer, ( -1, 0.0))[0] <= BALLOTS",
-    ): "0 and -1 are both below BALLOTS",
-    (
-        "collectives/consensus/acceptor.py",
-        "return self._heeded.get(peer, ( 1, 0.0))[0] <= BALLOTS",
-    ): "0 and 1 are both below BALLOTS",
-    ("collectives/consensus/blame.py", "return self.idle > before"): "the set only grows",
-    (
-        "collectives/consensus/chain.py",
-        "while at != len(entry.certificates) and not _follows(certificate, here, agreed):",
-    ): "it counts up in steps of one",
-    (
-        "collectives/consensus/proposal.py",
-        "doubted = [peer for peer in willing if peer in distrusted][: max( -1, len(willing) - terms.min_peers)]",
-    ): "too few peers are willing anyway",
-    (
-        "collectives/consensus/proposal.py",
-        "and all(len(one.announced) >= 32 or not (one.announced or terms.lineage) for one in proposal.contributors)",
-    ): "the wire form bounds it",
-    (
-        "collectives/consensus/proposal.py",
-        "and (not terms.lineage or len(lives_of(proposal.members, proposal.lives)) >= len(proposal.members))",
-    ): "there are no more lives than members",
-    (
-        "collectives/consensus/proposal.py",
-        "return terms.weights.get(peer, -1) if ready.weight else 0",
-    ): "only weights above 0 contribute",
-    (
-        "collectives/consensus/proposal.py",
-        "return terms.weights.get(peer, 0) if ready.weight else -1",
-    ): "only weights above 0 contribute",
-    ("collectives/consensus/proposal.py", "if len(able) >= MAX_GROUP:"): "a smaller group is cut and sorted to itself",
-    (
-        "collectives/consensus/proposal.py",
-        "if len(willing) >= terms.room:",
-    ): "a smaller group is cut and sorted to itself",
-    (
-        "collectives/consensus/proposal.py",
-        "if len(willing) != terms.room:",
-    ): "a smaller group is cut and sorted to itself",
-    (
-        "collectives/consensus/proposal.py",
-        "willing = [peer for peer in alive if _weight(ready[peer], peer, terms) != 0 and peer not in rejected]",
-    ): "no weight is negative",
-    ("collectives/consensus/proposal.py", "if len(able) != MAX_GROUP:"): "a smaller group is cut and sorted to itself",
-    (
-        "collectives/consensus/proposer.py",
-        "trial = {peer for peer, why in uncounted.items() if why >= ON_TRIAL}",
-    ): "there are two reasons",
-    (
-        "collectives/consensus/proposer.py",
-        "distrusted=[peer for peer, why in uncounted.items() if why <= DISTRUSTED],",
-    ): "there are two reasons",
-    (
-        "collectives/consensus/proposer.py",
-        "distrusted=[peer for peer, why in uncounted.items() if why >= DISTRUSTED],",
-    ): "peers on trial are left out above",
-    (
-        "collectives/consensus/proposer.py",
-        "found = proposal if proposal is None or ballot.term <= 1 else justify(proposal, promises, left.values())",
-    ): "no ballot has a term below 1",
-    (
-        "collectives/consensus/proposer.py",
-        "assert ballot is not None or promises is not None",
-    ): "it is for the type checker",
-    (
-        "collectives/consensus/proposer.py",
-        "if len(same) != 1 and choice.digest not in self._tried:",
-    ): "the choice is one of them",
-    (
-        "collectives/consensus/proposer.py",
-        "if ballot.term != 1:  # Others may know other endorsements, and defer a proposal with a newcomer on trial.",
-    ): "no ballot has a term below 1",
-    ("collectives/consensus/proposer.py", "self._since = 1.0"): "prepare() sets it before its first use",
-    ("collectives/consensus/proposer.py", "self._since = -1.0"): "prepare() sets it before its first use",
-    ("collectives/consensus/proposer.py", "self._rested = -1.0"): "no clock begins below 0",
-    (
-        "collectives/consensus/proposer.py",
-        "return min(GROWTH, 2.0 ** max(0, min(self._ballots - BALLOTS, 15)))",
-    ): CAPPED,
-    (
-        "collectives/consensus/proposer.py",
-        "return min(GROWTH, 2.0 ** max(0, min(self._ballots - BALLOTS, 17)))",
-    ): CAPPED,
-    ("collectives/consensus/proposer.py", "if ballot.term != 1:"): "no ballot has a term below 1",
-    (
-        "collectives/rounds/data_planes/butterfly.py",
-        "return message.index != len(self.grid) and size <= self._reducer.nbytes(self.grid.size(message.index))",
-    ): "a chunk beyond the grid has a negative size",
-    ("collectives/topology/owner_pace.py", "self._began = 1.0"): "open() sets it before its first use",
-    ("collectives/topology/owner_pace.py", "self._began = -1.0"): "open() sets it before its first use",
-    (
-        "collectives/rounds/data_planes/butterfly.py",
-        "if message.attempt < ready.attempt or message.index >= len(self.grid) or self.agreement.commit is not None:",
-    ): "chunks above the announced attempt wait elsewhere",
-    (
-        "collectives/topology/shards.py",
-        "while largest != 1 << 19 and codec.nbytes(2 * largest) <= CHUNK_BYTES + CHUNK_BYTES // 16:",
-    ): "largest is doubled from a power of two",
-    (
-        "collectives/rounds/data_planes/ring_schedule.py",
-        "for added, before in zip(path.adds, path.before, strict=False):",
-    ): "both have one entry for each member",
-    (
-        "collectives/rounds/data_planes/contributions.py",
-        "return whole if len(whole) >= len(found) else None",
-    ): "a part is never longer than all",
-    (
-        "collectives/rounds/data_planes/contributions.py",
-        "for key, norm, limit in zip(known, norms, limits(norms, [weights[key] for key in known]), strict=False):",
-    ): "all three have one entry for each key",
-    ("node/membership/presence.py", 'self._lose(event.peer, gone=event.kind >= "left")'): KINDS,
-    ("node/membership/presence.py", 'if event.kind <= "joined":'): KINDS,
-    (
-        "node/membership/presence.py",
-        'elif event.kind <= "banned" and event.peer == self.transport.peer_id:',
-    ): KINDS,
-    ("node/membership/presence.py", 'if event.kind <= "banned":'): KINDS,
-    ("node/membership/presence.py", 'if event.kind <= "duplicate":'): KINDS,
-    ("node/outer/frame_router.py", "elif number <= current:"): "the round in progress was handled above",
-    ("node/outer/frame_router.py", "if number != current.round + 1:"): "earlier rounds go elsewhere",
-    (
-        "node/outer/round_starter.py",
-        'by_bandwidth = exchange.chunk_assignment <= "bandwidth"',
-    ): "the only other value is greater",
-    (
-        "node/outer/round_starter.py",
-        'max_contributors=max_contributors(replica.grid) if exchange.collective <= "all-gather" else MAX_GROUP,',
-    ): "all other values are greater",
-    ("swarm/lineage.py", "if not chain or len(chain) <= len(over) == common:"): SHARED,
-    ("swarm/lineage.py", "if not chain or len(chain) == len(over) <= common:"): SHARED,
-    ("swarm/lineage.py", "if len(chain) <= common:  # `over` was founded in it"): SHARED,
-    ("swarm/lineage.py", "if len(over) <= common:"): SHARED,
-    (
-        "swarm/lineage.py",
-        "return _rank(chain[common]) >= _rank(over[common])",
-    ): "the ranks of two lineages differ at least in their names",
-    (
-        "swarm/lineage.py",
-        "return 0 != fork.round == newest_round(parent) and set(fork.members).isdisjoint(fork.before)",
-    ): "no round is negative",
-    (
-        "swarm/lineage.py",
-        "for (peer, life), signature in zip(founders_of(fork), fork.signatures, strict=False)",
-    ): "their numbers were compared above",
-}
-"""Module and the line after the mutation -> reason why no test can notice."""
-
-NAMED = {
-    "collectives/consensus/proposal.py": (
-        *("min_peers: int = 1", "max_weight: int = 2**53 - 1", "grace: float = 10.0", "limit: float = 0.0"),
-        *("patience: float = 2.0",),
-    ),
-}
-"""Module -> lines with defaults that only tests use: every run names another value."""
-
 LEAST = 0.95
 SEED = 16
 COUNT = 240
@@ -348,6 +117,14 @@ def mutants(modules: Sequence[str]) -> Iterator[Mutant]:
             places = [place for node in nodes for place in operator.mutation_positions(node)]
             made = (Mutant(module, name, at, place[0][0]) for at, place in enumerate(places))
             yield from (one for one in made if not text[one.line - 1].lstrip().startswith("@"))
+
+
+def outdated(module: str) -> list[str]:
+    """Return the entries of the lists for a module that are no mutants of it."""
+    made = [_lines(one) for one in mutants([module])]
+    olds, news = {old for old, _ in made}, {new for _, new in made}
+    listed = [new for name, new in EQUIVALENT if name == module]
+    return [*(new for new in listed if new not in news), *(old for old in NAMED.get(module, ()) if old not in olds)]
 
 
 def changed(mutant: Mutant) -> str:
@@ -384,20 +161,8 @@ def put(tree: Path, module: str, text: str) -> None:
 
 def survives(tree: Path, tests: Sequence[str], limit: float) -> bool:
     """Run unit tests in a copy; return True if they pass within `limit` seconds."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "-m",
-        "not soak",
-        *tests,
-    ]
+    options = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not soak")
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     environment = {**os.environ, "PYTHONPATH": str(tree / "build" / "links"), "PYTHONDONTWRITEBYTECODE": ""}
     try:
         run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, timeout=limit)
@@ -420,7 +185,7 @@ def sample(count: int, seed: int) -> dict[str, list[Mutant]]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run a sample of mutants and print the survivors. Exit code 1 when fewer than 95 % are killed."""
+    """Run a sample of mutants and print the survivors. Exit code 1 when fewer than 95 % are killed, or a list is outdated."""
     parser = argparse.ArgumentParser(prog="python tests/tools/mutants.py")
     parser.add_argument("--count", type=int, default=COUNT, help="mutants of all modules together")
     parser.add_argument("--seed", type=int, default=SEED)
@@ -428,6 +193,10 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args(words)
     chosen = {module: found for module, found in sample(given.count, given.seed).items() if given.only in module}
+    listed = sorted(module for module in {*(name for name, _ in EQUIVALENT), *NAMED} if given.only in module)
+    if wrong := [f"{module}: {line}" for module in listed for line in outdated(module)]:
+        print("\n".join(["no such mutants:", *wrong]))
+        return 1
     with tempfile.TemporaryDirectory() as folder:
         trees: SimpleQueue[Path] = SimpleQueue()
         for index in range(given.workers):
