@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from kit.programs.fork_server import end_with_parent
+from kit.real.waiting import CAP, until
 from kit.real.warm_process import WarmProcess
 from thinwire.node.peer.status import read_status
 from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.event_log import read_events
-
-CAP = 100.0
-"""Seconds after which a missing event counts as a failure; a generous multiple of the usual time."""
 
 MANIFEST = """
 [run]
@@ -103,10 +101,9 @@ class Daemon:
 
     def wait_for_stderr(self, text: str) -> None:
         """Wait until stderr contains this text."""
-        until = time.monotonic() + CAP
-        while text not in self.stderr:
-            assert self.process.poll() is None and time.monotonic() < until, self.stderr[-1000:]
-            time.sleep(0.02)
+        over = lambda: self.process.poll() is not None  # noqa: E731
+        until(text, lambda: text in self.stderr or over(), state=lambda: self.stderr[-1000:])
+        assert text in self.stderr, self.stderr[-1000:]
 
     # --- its outputs
 
@@ -134,7 +131,7 @@ class Daemon:
         It is later than `after` (monotonic seconds), and of round `least` or a later one. Fails if the process ends
         first, or after CAP seconds.
         """
-        until, seen = time.monotonic() + CAP, self.starts[-1]
+        end, seen = time.monotonic() + CAP, self.starts[-1]
         while True:
             over = self.process.poll() is not None
             self.poll()
@@ -145,7 +142,7 @@ class Daemon:
             seen = len(self.events)
             wanted = f"{kind} {fields} from {least} on"
             assert not over, f"{self.name} ended with {self.process.returncode} before {wanted}\n{self.stderr[-1000:]}"
-            assert time.monotonic() < until, f"{self.name} never said {wanted}\n{self.stderr[-1000:]}"
+            assert time.monotonic() < end, f"{self.name} never said {wanted}\n{self.stderr[-1000:]}"
             time.sleep(0.02)
 
     @property
@@ -160,23 +157,20 @@ class Daemon:
     def invite(self) -> str:
         """Invite that it printed."""
         self.wait("ready")
-        until = time.monotonic() + CAP
-        while not self.stdout.endswith("\n"):
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        until("the invite", lambda: self.stdout.endswith("\n"))
         program, command, code, *_ = self.stdout.splitlines()[0].split()
         assert (program, command) == ("thinwire", "join")
         return code
 
     def newest_invite(self) -> str:
         """Newest invite in the status of any peer; it has the addresses of all present peers."""
-        me, until = self.wait("ready") and self.id, time.monotonic() + CAP
-        while time.monotonic() < until:
+        me = self.wait("ready") and self.id
+
+        def code() -> str:
             said = read_status(directories(self.home).status)
-            if said is not None and said.invite and said.peer == me:
-                return said.invite
-            time.sleep(0.05)
-        raise AssertionError(f"{self.name}: no invite in the status")
+            return said.invite if said is not None and said.peer == me else ""
+
+        return until(f"an invite in the status of {self.name}", code)
 
     def complaint(self) -> tuple[str, str]:
         """Return its one `error:` line and its one `hint:` line; fail if other lines follow."""

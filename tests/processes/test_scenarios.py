@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
+from kit.real.waiting import until
 from thinwire.sims.processes.netns_testbed import TUN, obstacle
 from thinwire.sims.processes.player import PREFIX, sweep
 from thinwire.sims.processes.testbed import EmulationError
@@ -95,13 +95,6 @@ def actors(directory):
     return found
 
 
-def until(condition, seconds=200):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it has not come to it"
-        time.sleep(0.05)
-
-
 @pytest.mark.soak
 def test_scenario_is_played_by_real_daemons(started, tmp_path):
     process = started(20)
@@ -149,9 +142,13 @@ def test_interrupted_scenario_leaves_only_a_report(started, tmp_path, number):
     process = started(3600)
     temporary = tmp_path / "temporary"
     if number == signal.SIGINT:
-        until(lambda: list(temporary.glob("*/home-1/state/runs/*/events.jsonl")) or process.poll() is not None)
+        until(
+            "the first event",
+            lambda: list(temporary.glob("*/home-1/state/runs/*/events.jsonl")) or process.poll() is not None,
+            seconds=200.0,
+        )
     else:  # while the processes load
-        until(lambda: len(actors(temporary)) > 0 or process.poll() is not None)
+        until("the first actor", lambda: len(actors(temporary)) > 0 or process.poll() is not None, seconds=200.0)
     process.send_signal(number)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 128 + number, err
@@ -164,10 +161,10 @@ def test_interrupted_scenario_leaves_only_a_report(started, tmp_path, number):
 def test_killed_player_leaves_no_process_and_sweep_removes_its_files(started, tmp_path):
     process = started(3600)
     temporary = tmp_path / "temporary"
-    until(lambda: len(actors(temporary)) > 0 or process.poll() is not None)
+    until("the first actor", lambda: len(actors(temporary)) > 0 or process.poll() is not None, seconds=200.0)
     process.kill()
     process.communicate(timeout=240)
-    until(lambda: not actors(temporary))
+    until("the end of the actors", lambda: not actors(temporary), seconds=200.0)
     (left,) = temporary.iterdir()
     assert left.name.startswith(PREFIX)
     (temporary / f"{PREFIX}{os.getpid()}-mine").mkdir()

@@ -15,10 +15,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from kit.real.waiting import CAP
 from kit.real.warm_process import WarmProcess
-
-CAP = 100.0
-"""Seconds after which missing output counts as a failure."""
 
 ESCAPE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[()][0-9A-B]|[=>78])")
 """Control sequences of a terminal."""

@@ -8,8 +8,8 @@ import urllib.error
 import urllib.request
 
 import pytest
-from kit.daemons import CAP
 from kit.real.dashboard import lacking
+from kit.real.waiting import CAP, until
 from thinwire.collectives.costs.plan_outcome import Comparison
 from thinwire.node.peer.status import FragmentStatus, LinkStatus, PeerStatus, Status, this_process, write_status
 from thinwire.node.runtime.directories import directories
@@ -41,15 +41,6 @@ def get(url):
 def api(url):
     """Return the state that the API tells."""
     return json.loads(get(url + "api/v1/state")[1])
-
-
-def until(what, true):
-    """Wait until `true()`, and return its value."""
-    end = time.monotonic() + CAP
-    while not (value := true()):
-        assert time.monotonic() < end, f"never: {what}"
-        time.sleep(0.05)
-    return value
 
 
 def a_browser(width):

@@ -6,20 +6,15 @@ import signal
 import time
 
 import pytest
-from kit.daemons import CAP
+from kit.real.waiting import until
 from thinwire.node.peer.status import read_status
 from thinwire.node.runtime.directories import directories
 
 
 def status_of(daemon, wanted):
     """Return the first status that is as wanted."""
-    until = time.monotonic() + CAP
-    while True:
-        said = read_status(directories(daemon.home).status)
-        if said is not None and wanted(said):
-            return said
-        assert time.monotonic() < until, said
-        time.sleep(0.1)
+    read = lambda: read_status(directories(daemon.home).status)  # noqa: E731
+    return until("the wanted status", lambda: (said := read()) is not None and wanted(said) and said, state=read)
 
 
 def refused(done):

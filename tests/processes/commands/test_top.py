@@ -1,10 +1,9 @@
 """`thinwire top` on a pseudo-terminal beside a real daemon, and all views after a division of its event log."""
 
 import json
-import time
 
-from kit.daemons import CAP
 from kit.real.terminal import ESCAPE, Terminal
+from kit.real.waiting import until
 from rich.cells import cell_len
 from thinwire.node.cli.page.run_view import RunView
 from thinwire.node.peer.status import read_status
@@ -77,9 +76,10 @@ def test_views_work_after_the_event_log_was_divided(machine):
     assert rounds == list(range(1, rounds[-1] + 1)) and rounds[-1] >= newest
     state = RunView(directories(daemon.home)).state()
     assert [one["round"] for one in state["rounds"]][: len(rounds)] == rounds
-    until = time.monotonic() + CAP
-    while not (done := daemon.command("status", "--json")).stdout.startswith('{"running":true'):
-        assert time.monotonic() < until, done
+    done = until(
+        "the status of a running daemon",
+        lambda: (done := daemon.command("status", "--json")).stdout.startswith('{"running":true') and done,
+    )
     assert json.loads(done.stdout)["status"]["memory"] > 10_000_000
     logs = daemon.command("logs", "-n", "1")
     assert logs.returncode == 0 and logs.stdout

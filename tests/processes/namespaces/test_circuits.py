@@ -3,10 +3,10 @@
 import time
 
 import pytest
-from kit.daemons import CAP
 from kit.real.namespaces import obstacle
 from kit.real.rooms import Rooms
 from kit.real.translators import Translators
+from kit.real.waiting import until
 from thinwire.node.peer.status import read_status
 from thinwire.node.runtime.directories import directories
 
@@ -56,10 +56,7 @@ def last_start(*daemons):
 
 
 def wait_for_circuit(one, other, relay):
-    until = time.monotonic() + CAP
-    while relays(one).get(other.id) != relay.id:
-        assert time.monotonic() < until, relays(one)
-        time.sleep(0.1)
+    until("the relay", lambda: relays(one).get(other.id) == relay.id, state=lambda: relays(one))
 
 
 def test_two_peers_without_a_route_train_with_a_third_that_relays(daemons):

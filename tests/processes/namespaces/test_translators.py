@@ -4,12 +4,12 @@ import importlib.util
 import json
 import signal
 import subprocess
-import time
 
 import pytest
-from kit.daemons import CAP, COMMAND
+from kit.daemons import COMMAND
 from kit.real.namespaces import obstacle
 from kit.real.translators import INSIDE, Translators
+from kit.real.waiting import CAP, until
 from thinwire.node.peer.status import read_status
 from thinwire.node.runtime.directories import directories
 from thinwire.swarm.identity.invite import Invite
@@ -67,13 +67,12 @@ def checks(spaces, index, invite):
 
 def reachable_code(daemon, address):
     """Wait until the daemon's invite begins with this address; return it."""
-    until = time.monotonic() + CAP
-    while True:
+
+    def code():
         said = read_status(directories(daemon.home).status)
-        if said is not None and said.invite and seeds(said.invite)[0] == address:
-            return said.invite
-        assert time.monotonic() < until, said
-        time.sleep(0.1)
+        return said is not None and said.invite and seeds(said.invite)[0] == address and said.invite
+
+    return until("an invite with the address", code, state=lambda: read_status(directories(daemon.home).status))
 
 
 def test_peer_behind_a_forwarding_router_announces_its_outside_address(world, tmp_path, monkeypatch):
