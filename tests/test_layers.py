@@ -112,12 +112,12 @@ PACKAGES = {
     "sims/network": ("sims/engine", "collectives/costs", "collectives/transport/circuits"),
     "sims/scenario": ("sims/network", "swarm/manifest"),
     "sims/planner": ("collectives/costs", "node/training/models"),
-    "sims/results": ("sims/scenario", "node/local_swarm"),
+    "sims/results": ("sims/scenario",),
     "sims/peers": ("sims/scenario", "node/pipeline/groups"),
     "sims/invariants": ("sims/peers",),
     "sims/simulation": ("sims/invariants", "sims/results"),
     "sims/trials": ("sims/simulation",),
-    "sims/processes": ("sims/peers", "sims/results"),
+    "sims/processes": ("sims/peers", "sims/results", "node/local_swarm"),
     "sims/cli": ("sims/simulation", "sims/processes", "sims/planner", "node/cli"),
 }
 # Other folders that must have few entries. Golden files are data: they are not counted.

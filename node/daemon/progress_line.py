@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from thinwire.node.peer.status import Status
-from thinwire.node.runtime.console import bytes_text
+from thinwire.node.runtime.console import bytes_text, clock_text
 
 
 class ProgressLine:
@@ -47,7 +47,7 @@ def _lines(status: Status, rounds: int, left: float | None) -> Iterator[str]:
     parts = [
         f"round {status.round}{end}",
         "" if loss is None else f"loss {loss:.3f}",
-        "" if left is None else f"ETA {_clock(left)}",
+        "" if left is None else f"ETA {clock_text(left)}",
         saved and f"{saved} (×{status.saved_factor:.0f})",
     ]
     here = 1 + sum(peer.state == "alive" for peer in status.peers)
@@ -64,14 +64,7 @@ def _lines(status: Status, rounds: int, left: float | None) -> Iterator[str]:
         yield " ".join(filter(None, (round, short, time, saved)))
 
 
-def _clock(seconds: float) -> str:
-    """Format seconds: 3723 -> "1:02:03"."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
 def _hours(seconds: float) -> str:
     """Format seconds shortly: 3723 -> "1h02", 59 -> "0:59"."""
     minutes = int(seconds) // 60
-    return f"{minutes // 60}h{minutes % 60:02d}" if minutes >= 60 else _clock(seconds)
+    return f"{minutes // 60}h{minutes % 60:02d}" if minutes >= 60 else clock_text(seconds)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from thinwire.node.local_swarm.child_process import Child
 from thinwire.node.local_swarm.event_analysis import EventAnalysis, bytes_sent, saved_factor
-from thinwire.node.runtime.console import LOGGER, bytes_text, count_text, plain, saved_text
+from thinwire.node.runtime.console import LOGGER, bytes_text, clock_text, count_text, plain, saved_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,6 @@ def title(snapshot: Snapshot) -> str:
         f"run {snapshot.run} · round {snapshot.round}{of} · {len(running)} peers running · {speed} tokens/s · "
         f"{clock_text(snapshot.elapsed)}"
     )
-
-
-def clock_text(seconds: float) -> str:
-    """Format seconds: 83 -> "1:23"."""
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 NEWS_SECONDS = 2.0

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinwire.node.local_swarm.event_analysis import DigestComparison, Recovery
-from thinwire.node.local_swarm.live_view import clock_text
-from thinwire.node.runtime.console import bytes_text
+from thinwire.node.runtime.console import bytes_text, clock_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +106,12 @@ class Summary:
 
 def lines(summary: Summary) -> list[tuple[str, str]]:
     """Return (label, text) in the order of the screen."""
-    proof = summary.proof
+    proof, unit = summary.proof, "min" if summary.seconds < 3600 else "h"
     return [
         (
             "run",
             f"{summary.run}: {summary.rounds} rounds of {summary.steps // max(1, summary.rounds)} steps on "
-            f"{summary.peers} peers in {clock_text(summary.seconds)} min",
+            f"{summary.peers} peers in {clock_text(summary.seconds)} {unit}",
         ),
         ("held-out loss", f"{_loss(summary.before)} before, {_loss(summary.after)} after {summary.steps} steps a peer"),
         (

@@ -276,6 +276,13 @@ def bytes_text(count: float) -> str:
     return f"{count:.0f} {unit}" if unit == "B" or count >= 99.5 else f"{count:.1f} {unit}"
 
 
+def clock_text(seconds: float) -> str:
+    """Format a duration as on a clock: 83 -> "1:23", 3723 -> "1:02:03"."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
 def count_text(count: float) -> str:
     """Format a number shortly: 41300 -> "41k", 950 -> "950", 1.25e6 -> "1.2M"."""
     if count < 999.5:

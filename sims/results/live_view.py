@@ -14,8 +14,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
-from thinwire.node.local_swarm.live_view import clock_text
-from thinwire.node.runtime.console import bytes_text
+from thinwire.node.runtime.console import bytes_text, clock_text
 from thinwire.sims.results.journal import Journal, PeerSample
 from thinwire.sims.results.report import loss_of
 from thinwire.sims.scenario.scenario import Scenario

@@ -11,7 +11,16 @@ import termios
 
 import pytest
 from rich.cells import cell_len
-from thinwire.node.runtime.console import EVENT, LOGGER, LiveLine, bytes_text, count_text, log_style, set_up_logging
+from thinwire.node.runtime.console import (
+    EVENT,
+    LOGGER,
+    LiveLine,
+    bytes_text,
+    clock_text,
+    count_text,
+    log_style,
+    set_up_logging,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +109,11 @@ def test_byte_counts_are_formatted(count, text):
 )
 def test_counts_are_formatted(count, text):
     assert count_text(count) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(5.9, "0:05"), (605.9, "10:05"), (3599, "59:59"), (3723, "1:02:03")])
+def test_durations_are_formatted_as_on_a_clock(seconds, text):
+    assert clock_text(seconds) == text
 
 
 def test_json_lines_have_the_fields_of_the_event(capsys):
