@@ -58,7 +58,7 @@ class Announcing:
             return card_of(peer(), self._report.loss, self._directory.wall())
 
         def published(accepted: bool) -> None:
-            self._tell_state()
+            self._report_state()
             if self._published or not accepted:
                 return
             self._published, mode = True, peer().manifest.admission.mode
@@ -85,7 +85,7 @@ class Announcing:
         first = ", the first of a new directory: others need --bootstrap with one of its addresses" if begun else ""
         self._report.emit("directory", {"detail": f"DHT node{first}", "addresses": list(addresses)})
 
-    def _tell_state(self) -> None:
+    def _report_state(self) -> None:
         """Report a change: sources of the directory fail, fail for other reasons, or all work again."""
         alarm = f"the directory fails: {'; '.join(self._reasons)}" if self._reasons else ""
         self._reasons.clear()

@@ -145,7 +145,7 @@ class Child:
         self.killed_at = time.time()
         self.process.kill()
 
-    def tell(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """Write a line to its stdin."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended, as its exit code will show

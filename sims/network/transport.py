@@ -131,7 +131,7 @@ class SimTransport:
                 await self._inbox.wait()
             elif self.circuits is None or arrival.frame is None:
                 return arrival
-            elif not self.circuits.hear(arrival.peer, arrival.frame.message):
+            elif not self.circuits.takes(arrival.peer, arrival.frame.message):
                 return arrival
 
     def relay_of(self, peer: PeerId) -> PeerId | None:

@@ -92,10 +92,10 @@ class ActorSlot:
         known = status.invite if status is not None and status.process == self.child.process.pid else ""
         return known or (printed[-1].split()[2] if printed else "")
 
-    def tell(self, start_line: str) -> None:
+    def play(self, start_line: str) -> None:
         """Let the process play: "found", or an invite."""
         assert self.child is not None
-        self.child.tell(start_line)
+        self.child.write_line(start_line)
         self.plays = True
 
     def poll(self, seconds: float) -> None:

@@ -260,7 +260,7 @@ class Player:
             else:
                 start_line = invite = invite or next((one.invite for one in self._actors.slots if one.invite), "")
             if start_line:
-                slot.tell(start_line)
+                slot.play(start_line)
                 self.journal.event(self.now, slot.spec.index, "up")
 
     def _poll_and_sample(self) -> None:

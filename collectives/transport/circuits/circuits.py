@@ -186,7 +186,7 @@ class Circuits:
             raise ConnectionError(circuit.reason)
         return circuit.token, link.gates
 
-    def hear(self, peer: PeerId, message: Message) -> bool:
+    def takes(self, peer: PeerId, message: Message) -> bool:
         """Handle a message about circuits from a linked peer; return False if it is another one."""
         if isinstance(message, CircuitAsk):
             if len(self._answers) < self._limits.answers:

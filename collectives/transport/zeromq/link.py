@@ -345,7 +345,7 @@ class Link:
         except FrameError as error:
             self.close(str(error))
         else:
-            if not self._sockets.circuits.hear(self.peer, frame.message):
+            if not self._sockets.circuits.takes(self.peer, frame.message):
                 self._deliver(frame, size, bulk=False)
             return frame
         return None

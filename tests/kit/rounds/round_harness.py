@@ -248,7 +248,7 @@ class Standing(PeerStanding):
 
 
 class RoundHarness:
-    """Round 1 of peer ME. `hear` delivers a frame of another peer; `queue` has the frames that ME sends.
+    """Round 1 of peer ME. `on_message` delivers a frame of another peer; `queue` has the frames that ME sends.
 
     `now` is its clock. A subclass chooses the data plane and the form of its messages.
     """

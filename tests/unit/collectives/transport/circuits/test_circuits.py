@@ -65,15 +65,15 @@ class Asker:
 
     def __init__(self, peer, relay):
         self.peer, self.relay, self.answers = peer, relay, asyncio.Queue()
-        link, hear = peer.link(relay), peer.sockets.circuits.hear
+        link, takes = peer.link(relay), peer.sockets.circuits.takes
 
         def listen(sender, message):
             if isinstance(message, Circuit):
                 self.answers.put_nowait(message)
                 return True
-            return hear(sender, message)
+            return takes(sender, message)
 
-        peer.sockets.circuits.hear = listen
+        peer.sockets.circuits.takes = listen
         self.link = link
 
     async def ask(self, target, port=0, number=7):
