@@ -136,6 +136,26 @@ def test_proposer_waits_longer_for_a_leader_after_four_ballots():
     assert growth == [1.0, 1.0, 1.0, 1.0, 2.0, 4.0, 4.0, 4.0]
 
 
+def test_proposer_counts_its_own_ballots_among_those_after_which_it_waits_longer():
+    proposer = proposer_of()
+    for _ in range(5):
+        proposer.prepare(promise(2), SIGNED, 0.0)
+    assert proposer.growth == 2.0
+
+
+@pytest.mark.parametrize(("view", "seconds"), [(3, 2.0), (7, 2.0), (8, 4.0), (9, 2.0)])
+def test_proposer_waits_for_promises_as_long_as_its_view_has_grown(view, seconds):
+    """It has precedence in every fifth view, and views last twice as long in the second rotation."""
+    voters = electorate()
+    proposer = Proposer(voters, {peer: announced() for peer in IDS})
+    voters.views.begin(0.0)
+    for peer in IDS[:3]:
+        voters.views.on_change(peer, view, 0.0)
+    proposer.prepare(promise(2), SIGNED, 0.0)
+    assert proposed(proposer, None, seconds - 0.1) is None and proposer.preparing
+    assert proposed(proposer, None, seconds) is None and not proposer.preparing
+
+
 @pytest.mark.parametrize(("promised", "term"), [(0, 2), (1, 2), (2, 3), (9, 10)])
 def test_next_ballot_is_above_the_first_and_the_promised_one(promised, term):
     assert proposer_of().next(Ballot(promised, IDS[0]), LAST_TERM, 0.0) == Ballot(term, ME)
@@ -168,7 +188,7 @@ def test_refusal_with_a_higher_promise_raises_the_next_ballot_within_bounds():
     assert proposer.next(Ballot(2, ME), 2 * LEAP, 0.0) == Ballot(2 * LEAP - LEAP // 2 + 1, ME)
 
 
-@pytest.mark.parametrize("view", [0, 2, 3])
+@pytest.mark.parametrize("view", [0, 2, 3, 4])
 def test_refusals_make_a_proposer_with_precedence_begin_at_once_as_long_as_it_needs_no_pause(view):
     """Others would stop each other. And a liar could refuse each ballot before its leader has the promises."""
     voters = electorate()
@@ -320,6 +340,18 @@ def test_blame_of_our_ballot_calls_for_a_new_one():
     assert proposer.urged and proposer.blame_book.idle == {IDS[0], IDS[1]}
 
 
+@pytest.mark.parametrize(("now", "urged"), [(2.0, False), (2.1, True)])
+def test_missing_results_of_an_owner_call_for_a_new_ballot_once_it_has_had_time_to_vote(now, urged):
+    """The three others are a quorum with the owner, and none without it."""
+    proposer = prepared()
+    for peer in IDS:
+        proposer.on_promise(peer, promise(3), SIGNED, counts=True)
+    proposal = proposed(proposer, None, 0.1)
+    for accuser in (IDS[0], IDS[4]):
+        proposer.on_blame(accuser, Blame(5, 0, proposal.ballot, IDS[1], "result missing"), proposal, now)
+    assert proposer.urged == urged
+
+
 @pytest.mark.parametrize(
     ("blamed", "led"),
     [
@@ -441,17 +473,20 @@ def test_results_of_voters_are_tried_again_only_if_votes_for_the_same_contributo
     Each of the voters may lie. So the results are computed in another ballot first, and adopted in the one after it.
     """
     terms = replace(TERMS, members=(*IDS, bytes([9]) * 32))
-    proposer = prepared(terms=terms)
+    proposer, adopted = proposer_of(terms=terms), []
+    proposer.first(promise(1), SIGNED)
+    assert proposed(proposer, None, 0.0) is not None, "another leader may have taken its place"
     votes = {IDS[0]: voted(1, RESULTS, *contributors), IDS[1]: voted(2, OTHER, *other)}
     proposals = {peer: msgspec.structs.replace(one, electorate=terms.electorate) for peer, (one, _) in votes.items()}
     for term in (3, 4, 5, 6):
-        if term > 3:
-            proposer.prepare(promise(term), SIGNED, float(term))
+        proposer.prepare(promise(term), SIGNED, float(term))
         for peer in (IDS[0], IDS[1], IDS[2], IDS[4]):
             said = promise(term, proposals[peer], votes[peer][1]) if peer in votes else promise(term)
             proposer.on_promise(peer, said, SIGNED, counts=True)
         found = proposed(proposer, None, term + 0.1)
-        assert found is not None and (found.adopted is not None) == (tried and term in (4, 5)), "each value once"
+        assert found is not None and (found.adopted is not None) == (tried and term in (4, 5))
+        adopted += [found.adopted] if found.adopted is not None else []
+    assert set(adopted) == ({RESULTS, OTHER} if tried else set()), "each value once"
 
 
 @pytest.mark.parametrize("second", [RESULTS, OTHER])
