@@ -22,7 +22,11 @@ PAGE = 4096
 
 @dataclass(slots=True, eq=False)
 class _File:
-    live: bytearray = field(default_factory=bytearray)
+    live: bytes | bytearray = b""
+    """Present content; a bytearray while it is being written.
+
+    After a sync it is the same object as `durable`: the files of a thousand peers take a gigabyte.
+    """
     durable: bytes = b""
 
 
@@ -77,8 +81,7 @@ class SimDisk:
             if isinstance(node, _Folder):
                 self._settle(node)
             else:
-                node.live = bytearray(self._torn(node))
-                node.durable = bytes(node.live)
+                node.live = node.durable = self._torn(node)
 
     def _torn(self, file: _File) -> bytes:
         """Return the synced data and a random part of the rest; the last page of it may hold garbage.
@@ -111,9 +114,11 @@ class SimDisk:
             return ""
         self.rotted = True
         path, file = self._rng.choice(files)
-        bit = self._rng.randrange(8 * len(file.live))
-        file.live[bit // 8] ^= 1 << bit % 8
-        file.durable = bytes(file.live[: len(file.durable)])
+        content = bytearray(file.live)
+        bit = self._rng.randrange(8 * len(content))
+        content[bit // 8] ^= 1 << bit % 8
+        file.live = bytes(content)
+        file.durable = file.live[: len(file.durable)]
         return str(path)
 
     def used(self) -> int:
@@ -162,12 +167,12 @@ class SimDisk:
         self._change("overwrite", path, grows=grows)
         room = self._room(len(data) - len(file.live))
         new = data[: len(file.live) + room]
-        file.live[: len(new)] = new
+        file.live = new + bytes(file.live[len(new) :])
         if len(new) < len(data):
             _fail(errno.ENOSPC, path)
         self._change("sync", path, grows=grows)
         if not self.lying:
-            file.durable = bytes(file.live)
+            file.durable = file.live
 
     def size(self, path: Path) -> int:
         return len(self._file(path).live)
@@ -216,6 +221,8 @@ class SimDisk:
         """Append to an open file."""
         self._change("write", path, crashes)
         room = self._room(len(data))
+        if isinstance(file.live, bytes):
+            file.live = bytearray(file.live)
         file.live += data[:room]
         if room < len(data):
             _fail(errno.ENOSPC, path)
@@ -230,8 +237,9 @@ class SimDisk:
     def sync(self, file: _File, path: Path, crashes: int) -> None:
         """Make an open file's content durable."""
         self._change("sync", path, crashes)
+        file.live = bytes(file.live)
         if not self.lying:
-            file.durable = bytes(file.live)
+            file.durable = file.live
 
     def _room(self, wanted: int) -> int:
         """Return by how many bytes a file can grow, at most `wanted`."""
