@@ -25,6 +25,7 @@ from thinwire.collectives.topology.shards import Grid, grid
 from thinwire.compression.compile_kernels import warm_up
 from thinwire.compression.core.codec import CodecError
 from thinwire.compression.registry import dense
+from thinwire.node.api.arguments import text, whole_number
 from thinwire.node.membership.handler import Topic
 from thinwire.node.peer.peer import Peer
 from thinwire.node.runtime.loop_thread import LoopThread
@@ -163,11 +164,10 @@ def prepare(tensors: Some, *, op: str, codec: str | None, weight: int, least: in
     """
     if op != "mean" and weight != 1:
         raise ValueError(f"weight only applies to op='mean', not to {op!r}")
-    if not 0 < weight <= MAX_CALL_WEIGHT or weight != int(weight):
-        raise ValueError(f"weight must be a whole number from 1 to {MAX_CALL_WEIGHT}, not {weight}")
-    if not 0 < least <= MAX_GROUP or least != int(least):
-        raise ValueError(f"least must be a number of peers from 1 to {MAX_GROUP}, not {least}")
-    weight, least = int(weight), int(least)  # numbers of other types cannot be sent
+    # Numbers of other types cannot be sent.
+    weight = whole_number("weight", weight, f"from 1 to {MAX_CALL_WEIGHT}", 1, MAX_CALL_WEIGHT)
+    least = whole_number("least", least, f"of peers from 1 to {MAX_GROUP}", 1, MAX_GROUP)
+    codec = None if codec is None else text("codec", codec)
     package = Package(tensors)
     arithmetic = elements(package.element, op, codec or EXACT, dense)
     if codec:  # Compile here: the thread of the peer has to answer others meanwhile.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from thinwire.node.api.arguments import seconds, whole_number
 from thinwire.node.api.background_peer import BackgroundPeer
 from thinwire.node.api.group_peer import GroupPeer
 from thinwire.node.api.ranks import Ranks, check_alone, check_launch
@@ -53,26 +54,27 @@ def join(
 
     Raises InviteError, ManifestError, ConfigError, InUseError (that home), PortTaken, NoSwarm, Refused and
     ManifestMismatch, all of them HintedError; GroupError if the ranks of `group` do not all call this, and if
-    torch.distributed runs several processes and there is no `group`. Raises ValueError for a `wait_for` below 1, and for
-    `wait_seconds` that are negative or NaN.
+    torch.distributed runs several processes and there is no `group`. Raises ValueError for a `wait_for` that is below 1 or
+    no whole number, and for `wait_seconds` that are negative or no number; TypeError for an `invite_or_toml` of another type.
     """
     if group is None:
         check_launch(os.environ)
         check_alone()
-    place = Path(home) if home is not None else None
-    flags = dict(home=place, name=name, host=host, port=port, ports=ports, advertise=advertise, site=site)
+    place = os.fspath(home) if isinstance(home, os.PathLike) else home
+    settings = dict(home=place, name=name, host=host, port=port, ports=ports, advertise=advertise, site=site)
 
     def peer() -> BackgroundPeer:
-        if wait_for < 1:
-            raise ValueError(f"wait_for must be at least 1, which is this peer, not {wait_for}")
-        if not wait_seconds >= 0:
-            raise ValueError(f"wait_seconds must be 0 or more, not {wait_seconds}")
-        config, text = load(flags, os.environ), os.fspath(invite_or_toml)
+        count = whole_number("wait_for", wait_for, "of peers from 1, which is this one", 1)
+        longest = seconds("wait_seconds", wait_seconds)
+        if not isinstance(invite_or_toml, str | os.PathLike):
+            kind = type(invite_or_toml).__name__
+            raise TypeError(f"invite_or_toml must be an invite or the path of a manifest, not {kind}")
+        config, text = load(settings, os.environ, named="argument {}"), os.fspath(invite_or_toml)
         if isinstance(invite_or_toml, str) and not text.endswith(".toml"):
             entry = _arriving(text, config)
         else:
             entry = founding(_read_custom(Path(text)), config, Path(text).name, new=new)
-        return BackgroundPeer(entry, wait_for, wait_seconds)
+        return BackgroundPeer(entry, count, longest)
 
     if group is not None and (ranks := Ranks(group)).size > 1:
         return Swarm(GroupPeer(ranks, peer))

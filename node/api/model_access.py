@@ -38,8 +38,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def checked(model: nn.Module, optimizer: torch.optim.Optimizer, buffers: BufferRule) -> tuple[Layout, nn.Module]:
     """Return the layout of a model, and the model without wrappers.
 
-    Raises ValueError and GroupError, see `Swarm.wrap`.
+    Raises TypeError, ValueError and GroupError, see `Swarm.wrap`.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, not {type(model).__name__}")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
     module = unwrapped(model)
     layout = layout_of(module, buffers=buffers)
     if not layout.total:

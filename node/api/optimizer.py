@@ -13,6 +13,7 @@ from numbers import Real
 from typing import Any, SupportsInt
 
 import torch
+from thinwire.node.api.arguments import samples
 from thinwire.node.api.background_peer import BackgroundPeer
 from thinwire.node.api.exchange import RoundReport
 from thinwire.node.api.group_peer import GroupPeer
@@ -20,18 +21,15 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 
-def samples(name: str, value: SupportsInt) -> int:
-    """Return a number of samples, for example of a tensor, as an int.
+def _scalar(loss: object) -> float | Tensor | None:
+    """Return a loss as a number, or as a tensor without dimensions and history; None if it is neither."""
+    if isinstance(loss, Tensor):
+        return loss.detach().reshape(()) if loss.numel() == 1 else None
+    return float(loss) if isinstance(loss, Real) else None
 
-    Raises ValueError if it is no whole number, or negative.
-    """
-    try:
-        number = int(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several elements
-        number = -1
-    if number < 0 or number != value:
-        raise ValueError(f"{name} must be a whole number of samples, not {value!r}")
-    return number
+
+def _kind(loss: object) -> str:
+    return f"a tensor of {loss.numel()} elements" if isinstance(loss, Tensor) else type(loss).__name__
 
 
 class SwarmOptimizer(torch.optim.Optimizer):
@@ -84,9 +82,11 @@ class SwarmOptimizer(torch.optim.Optimizer):
         `weight`: samples (or tokens) of this step, 0 or more; by default `batch` of `wrap`. `loss`: a number, or a tensor of
         one element, for display here and at other peers, as the mean over the steps of a round; by default the value of the
         closure. Returns the result of the inner optimizer's step. Once the run is over, the closure is called, and the
-        parameters stay as the swarm left them. Raises ValueError for a weight that is no whole number or negative, what
-        `Swarm.check` raises, and the exceptions of `on_round`.
+        parameters stay as the swarm left them. Raises ValueError for a weight that is no whole number or negative,
+        TypeError for a `loss` that is no such number or tensor, what `Swarm.check` raises, and the exceptions of `on_round`.
         """
+        if loss is not None and _scalar(loss) is None:
+            raise TypeError(f"loss must be a number or a tensor of one element, not {_kind(loss)}")
         result = self._step(closure, weight, loss)
         # Only here: an exception of `on_round` on one rank must not skip calls that all ranks make together.
         while self._unreported and self._on_round is not None:
@@ -134,14 +134,9 @@ class SwarmOptimizer(torch.optim.Optimizer):
 
     def _add_loss(self, loss: Any) -> None:
         """Add the loss of a step; it stays on its device, so that nothing waits for it before the round."""
-        loss = self._loss_of_step() if loss is None else loss
-        if isinstance(loss, Tensor) and loss.numel() == 1:
-            loss = loss.detach().reshape(())
-        elif isinstance(loss, Real):
-            loss = float(loss)
-        else:
-            return
-        self._losses, self._losses_count = self._losses + loss, self._losses_count + 1
+        number = _scalar(self._loss_of_step() if loss is None else loss)
+        if number is not None:
+            self._losses, self._losses_count = self._losses + number, self._losses_count + 1
 
     def _mean_loss(self) -> float | None:
         """Return the mean loss since the last call, if it is known and finite; warn if it is not finite."""

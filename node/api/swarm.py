@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from thinwire.collectives.allreduce.signature import LONGEST_KEY
 from thinwire.node.api.allreduce import Average, Pending, Some, prepare
+from thinwire.node.api.arguments import samples, seconds, text
 from thinwire.node.api.background_peer import BackgroundPeer
 from thinwire.node.api.exchange import RoundReport
 from thinwire.node.api.group_peer import GroupPeer
 from thinwire.node.api.model_access import ModelAccess, checked
-from thinwire.node.api.optimizer import SwarmOptimizer, samples
+from thinwire.node.api.optimizer import SwarmOptimizer
 from thinwire.node.api.ranks import check_alone
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.status import PeerStatus, Status
@@ -161,6 +162,7 @@ class Swarm:
         - ManifestMismatch if the swarm trains another model or uses another method;
         - ManifestError if the run's method cannot share the model's buffers;
         - GroupError for models that differ on the ranks of `group`, and for FullyShardedDataParallel (use fully_shard);
+        - TypeError for a model that is no nn.Module, and an optimizer that is none of torch's;
         - ValueError for a model that cannot be averaged or does not contain the optimizer's parameters, for a batch that is
           negative or no whole number, and in a second call;
         - and what `check` raises.
@@ -303,7 +305,7 @@ class Swarm:
 
         Raises AverageError if at least as many peers differ from this one in shapes, element type, op, codec or least as
         agree with it (with the difference), if peers are too few, or if too many are lost in the middle; ValueError and
-        TypeError for unsupported tensors; and what `check` raises.
+        TypeError for unsupported tensors and wrong arguments; and what `check` raises.
         """
         pending = self.start_average(tensors, op=op, name=name, codec=codec, weight=weight, least=least, grace=grace)
         try:
@@ -328,16 +330,16 @@ class Swarm:
         The handle has `wait`, `done`, `result` and `cancel`, and can be awaited.
 
         Up to 64 at once, in the background of training; one more raises ValueError and does not count. Raises
-        ValueError and TypeError for unsupported tensors, and what `check` raises.
+        ValueError and TypeError for unsupported tensors and wrong arguments, and what `check` raises.
         """
         prepared = prepare(tensors, op=op, codec=codec, weight=weight, least=least)
-        if len(name) > LONGEST_KEY:
+        if len(text("name", name)) > LONGEST_KEY:
             raise ValueError(f"a name has at most {LONGEST_KEY} characters")
         try:
             name.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"the name {name!r} cannot be encoded as UTF-8") from error
-        return self._leader.average(prepared, name, grace)
+        return self._leader.average(prepared, name, None if grace is None else seconds("grace", grace))
 
     # --- leaving
 

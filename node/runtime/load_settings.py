@@ -21,6 +21,9 @@ from thinwire.swarm.identity.address import join_address
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.regular_file import content_of
 
+MOST_SHOWN = 200
+"""Most characters of a wrong value in an error."""
+
 Flags: TypeAlias = Mapping[str, "str | int | Path | None"]
 """Values from the command line by name of the setting; None if the flag was not given."""
 
@@ -66,15 +69,17 @@ class Config:
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
-def load(flags: Flags, environment: Mapping[str, str]) -> Config:
+def load(flags: Flags, environment: Mapping[str, str], named: str = "flag --{}") -> Config:
     """Collect and check the settings. Raises ConfigError.
+
+    named: how errors and sources name a value of `flags`.
 
     node.toml is read from the home that a flag or the environment names, else from the platform's configuration
     directory; a `home` in that file moves everything but the file itself.
     """
     if unknown := flags.keys() - _BY_NAME.keys():
         raise TypeError(f"no such settings: {unknown}")
-    given = [*_from_environment(environment), *_from_flags(flags)]
+    given = [*_from_environment(environment), *_from_flags(flags, named)]
     homes = [_checked(*item) for item in given if item[0] == "home"]
     file = directories(_as_path(homes[-1] if homes else None)).node_file
     values = {setting.name: setting.default for setting in SETTINGS}
@@ -97,14 +102,15 @@ def _checked(name: str, raw: object, source: str) -> object:
     try:
         return _BY_NAME[name].read(raw)
     except ValueError as error:
-        shown = str(raw) if isinstance(raw, Path) else raw
-        raise ConfigError(f"{source}: {name} {shown!r} cannot be used", f"valid: {error}") from None
+        shown = repr(str(raw) if isinstance(raw, Path) else raw)
+        shown = shown if len(shown) <= MOST_SHOWN else shown[:MOST_SHOWN] + "…"
+        raise ConfigError(f"{source}: {name} {shown} cannot be used", f"valid: {error}") from None
 
 
-def _from_flags(flags: Flags) -> Iterator[tuple[str, object, str]]:
+def _from_flags(flags: Flags, named: str) -> Iterator[tuple[str, object, str]]:
     for name, value in flags.items():
         if value is not None:
-            yield name, value, f"flag --{name.replace('_', '-')}"
+            yield name, value, named.format(name.replace("_", "-"))
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, object, str]]:

@@ -180,8 +180,10 @@ def layout_of(
         (name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad and held(name)
     ]
     for name, parameter in sorted(trainable, key=lambda pair: pair[0]):
-        if nn.parameter.is_lazy(parameter) or parameter.is_meta:
-            raise ValueError(f"{name} has no values yet: run one forward pass or move the module to a device first")
+        if nn.parameter.is_lazy(parameter):
+            raise ValueError(f"{name} has no values yet: run one forward pass first")
+        if parameter.is_meta:
+            raise ValueError(f"{name} has no values yet (meta device): call to_empty(device=…) and set them first")
         if not parameter.is_floating_point():
             raise ValueError(f"{name} is {parameter.dtype}: only real floating-point parameters can be averaged")
         if parameter.is_inference():

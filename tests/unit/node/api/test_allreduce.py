@@ -52,6 +52,21 @@ def run(swarms, values, **options):
         return [call.result(timeout=240) for call in calls]
 
 
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        *(({"grace": grace}, ValueError) for grace in (float("nan"), -1, "9")),
+        *(({"weight": weight}, ValueError) for weight in (0, 2.5, "2", 2**31 + 1)),
+        *(({"least": least}, ValueError) for least in (0, 1.5, "2")),
+        ({"name": 5}, TypeError),
+        ({"codec": 5}, TypeError),
+    ],
+)
+def test_average_names_the_argument_that_is_wrong(trio, options, error):
+    with pytest.raises(error, match=f"^{next(iter(options))} must be "):
+        trio[0].average(1.0, **options)
+
+
 def test_average_accepts_tensor_list_and_dict(trio):
     single = run(trio, [torch.full((2, 3), float(i)) for i in range(3)])
     assert all(torch.equal(one.value, torch.ones(2, 3)) for one in single)

@@ -100,13 +100,31 @@ def test_another_model_in_the_same_run_is_an_error_and_its_checkpoint_stays(run,
 
 
 @pytest.mark.parametrize(
-    "waits", [{"wait_for": 0}, {"wait_for": -1}, {"wait_seconds": -1.0}, {"wait_seconds": math.nan}]
+    "waits",
+    [
+        *({"wait_for": count} for count in (0, -1, 1.5, math.nan, "2")),
+        *({"wait_seconds": seconds} for seconds in (-1.0, math.nan, "9")),
+    ],
 )
 def test_wait_that_cannot_be_meant_is_refused(run, tmp_path, waits):
     """A wait of NaN seconds would never end."""
     with pytest.raises(ValueError, match=next(iter(waits))):
         thinwire.join(run, home=tmp_path / "one", host="127.0.0.1", **waits)
     assert not (tmp_path / "one").exists()
+
+
+@pytest.mark.parametrize("setting", [{"port": math.nan}, {"ports": (1, 2)}, {"name": "x" * 10_000}, {"home": 5}])
+def test_error_of_a_setting_names_the_argument_and_fits_a_line(run, tmp_path, setting):
+    """Not a flag: there is none in Python."""
+    with pytest.raises(thinwire.ConfigError, match=f"^argument {next(iter(setting))}: ") as error:
+        thinwire.join(run, **{"home": tmp_path / "one", **setting})
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("source", [5, None, b"run.toml"])
+def test_source_of_another_type_is_refused(tmp_path, source):
+    with pytest.raises(TypeError, match="invite_or_toml must be an invite or the path of a manifest, not"):
+        thinwire.join(source, home=tmp_path / "one")
 
 
 def test_name_of_a_peer_is_visible_to_the_others(run, tmp_path):

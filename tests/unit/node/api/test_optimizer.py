@@ -241,6 +241,17 @@ def test_optimizer_refuses_weight_that_is_no_whole_number_from_0(weight):
     assert torch.equal(model.weight, before)
 
 
+@pytest.mark.parametrize("loss", ["1", {"loss": 1.0}, torch.ones(2)])
+def test_optimizer_refuses_loss_that_is_no_number(loss):
+    """Passing the output of a model of transformers instead of its loss would show no loss, and no reason."""
+    model, _, _, optimizer = make(steps=1)
+    before = model.weight.detach().clone()
+    backward(model)
+    with pytest.raises(TypeError, match="loss must be a number or a tensor of one element, not"):
+        optimizer.step(loss=loss)
+    assert torch.equal(model.weight, before)
+
+
 @pytest.mark.parametrize("weight", [8.0, np.int64(8), torch.tensor(8), torch.tensor([8.0])])
 def test_peer_gets_weights_of_other_types_as_int(weight):
     model, swarm, _, optimizer = make(steps=1)

@@ -486,6 +486,12 @@ def test_swarm_refuses_invalid_models_and_optimizers(found):
             swarm.wrap(net().requires_grad_(False), sgd)
         with pytest.raises(ValueError, match="no values yet"):
             swarm.wrap(nn.LazyLinear(3), sgd)
+        with pytest.raises(ValueError, match="meta device.: call to_empty"):
+            swarm.wrap(net().to("meta"), sgd)
+        with pytest.raises(TypeError, match="model must be an nn.Module, not generator"):
+            swarm.wrap(model.parameters(), sgd)
+        with pytest.raises(TypeError, match="optimizer must be a torch.optim.Optimizer, not str"):
+            swarm.wrap(model, "sgd")
         with pytest.raises(ValueError, match="call wrap first"):
             swarm.outer()
         swarm.wrap(Compiled(model), torch.optim.SGD(model.parameters(), lr=0.1))
