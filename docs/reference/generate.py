@@ -182,10 +182,16 @@ def settings() -> str:
 
 def status() -> str:
     """Return the page of the status of a daemon."""
-    parts = [NOTE, "# Status\n", "`thinwire status --json` prints one object.\n"]
+    head = (
+        "`thinwire status --json` prints one object: `running`, true or false, and `status`, a `Status`, or null if no daemon\n"
+        "has run here; with `--peers` the list `peers` of `PeerStatus` instead of `status`. The exit code is 4 if none runs.\n"
+        "Other versions may have more fields.\n"
+    )
+    parts = [NOTE, "# Status\n", head]
     for kind in (Status, PeerStatus, LinkStatus, FragmentStatus, Comparison, Stall, StateTransfer):
         rows = ((f"`{f.encode_name}`", type_text(f.type)) for f in msgspec.structs.fields(kind))
-        parts += [f"## {kind.__name__}\n", f"{_plain(kind)}\n", table(("field", "value"), rows)]
+        form = "An array of these fields in this order, not an object.\n\n" if kind.__struct_config__.array_like else ""
+        parts += [f"## {kind.__name__}\n", f"{form}{_plain(kind)}\n", table(("field", "value"), rows)]
     return "\n".join(parts)
 
 

@@ -88,6 +88,7 @@ class _ScenarioReader(Reader):
         links = self.table(Links, top.links, ("links",))
         paths = self._paths(links)
         groups = [self.table(PeerGroup, value, ("peers", index)) for index, value in enumerate(top.peers)]
+        self._rescaled = wanted is not None
         if wanted is not None:
             groups = self._scaled(groups, wanted)
         peers: list[PeerSpec] = []
@@ -204,7 +205,8 @@ class _ScenarioReader(Reader):
         nats: dict[str, Nat] = {}
         for name, table in tables.items():
             if name not in known or not name:
-                hint = nearest(name, sorted(known - {""}), "sites: ")
+                sites = sorted(known - {""})
+                hint = nearest(name, sites, "sites: ") if sites else f"write site = {name!r} in its [[peers]]"
                 raise self.error(("sites", name), f"no peer is at the site {name!r}", hint)
             line = self.table(SiteLine, table, ("sites", name))
             if bool(line.up_mbit) is not bool(line.down_mbit):
@@ -317,6 +319,7 @@ class _ScenarioReader(Reader):
         for one in read.peers:
             if isinstance(one, str) and one not in named:
                 hint = nearest(one, named, "peers and groups: ")
+                hint = f"--peers has changed the groups; {hint}" if self._rescaled else hint
                 raise self.error((*place, "peers"), f"there is no peer or group {one!r}", hint)
             chosen += [one] if isinstance(one, int) else named[one]
         if read.at > top.duration:

@@ -154,6 +154,12 @@ def test_own_number_of_peers_gives_the_groups_of_the_file():
     assert parse(text, peers=14).peers == parse(text).peers
 
 
+def test_fault_of_a_peer_that_fewer_peers_leave_out_names_the_option():
+    with pytest.raises(ScenarioError, match="there is no peer or group 'home-2'") as caught:
+        parse(SMALL.replace('["home"]', '["home-2"]'), peers=2)
+    assert caught.value.hint == "--peers has changed the groups; did you mean 'home'?"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line", "message", "hint"),
     [
@@ -214,7 +220,7 @@ def test_own_number_of_peers_gives_the_groups_of_the_file():
             "[sites.loft]\nup_mbit = 1\ndown_mbit = 1\n[random]",
             22,
             "no peer is at the site 'loft'",
-            "sites",
+            "write site = 'loft' in its [[peers]]",
         ),
         ('name = "late"', 'name = "late"\nnat = "cone"', 13, "is not 'none' or 'full-cone'", ""),
         ('access = "dsl"', 'access = "dsl"\nnat = "symmetric"', 10, "the others must reach it", "remove its nat"),
