@@ -1,4 +1,4 @@
-"""Checks of the arguments of the Python interface: the error names the argument, what it must be, and what it is."""
+"""Checks of the arguments of the Python interface: an error names the argument and what it must be."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def whole_number(name: str, value: Any, what: str, least: int = 0, most: int | None = None) -> int:
-    """Return a whole number, for example of a tensor, as an int. `what`: the rest of the sentence "… must be a whole number".
+    """Return a whole number, for example of a tensor, as an int.
 
-    Raises ValueError if it is no whole number, below `least` or above `most` (None: no limit).
+    `what`: the rest of the sentence "… must be a whole number". Raises ValueError if it is no whole number, below `least` or above `most` (None: no limit).
     """
     try:
         number = int(value)

@@ -6,7 +6,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from thinwire.swarm.identity.errors import HintedError
@@ -48,6 +48,24 @@ def finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number")
     return value
+
+
+def mistaken_number(error: Exception) -> str:
+    """Return the message for an option whose value is no number within its bounds; "" for other mistakes.
+
+    Typer's message is that of the library that converts the value, in terms of that library.
+    """
+    option, cause = getattr(error, "param", None), error.__cause__
+    kind = getattr(getattr(option, "type_descriptor", None), "annotation", None)
+    found: list[Any] = getattr(cause, "errors", list)()
+    if kind not in (int, float) or not found:
+        return ""
+    from msgspec import Meta
+    from thinwire.swarm.manifest.type_words import wanted
+
+    low, high = getattr(option, "min", None), getattr(option, "max", None)
+    words = wanted(Annotated[kind, Meta(ge=low, le=high)])
+    return f"{'/'.join(getattr(option, 'opts', []))}: {found[0].get('input')!r} is not {words}"
 
 
 Home = Annotated[Path | None, typer.Option("--home", metavar="DIR", help="Keep key, settings and state in DIR.")]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import typer
 from thinwire.node.cli import daemon_commands, model_commands, new_run, run_commands
-from thinwire.node.cli.arguments import CliSession
+from thinwire.node.cli.arguments import CliSession, mistaken_number
 from thinwire.node.cli.completion import first_word
 from thinwire.node.runtime.console import discard_unwritable, record_traceback, replace_closed, tell, warn
 from thinwire.node.runtime.signals import INTERRUPTED, Termination
@@ -216,7 +216,7 @@ def _run(arguments: Sequence[str] | None) -> int:
             # The context is unknown if the argument of an option is missing.
             known = f"thinwire {wanted}" if wanted in group.commands else "thinwire"
             place = getattr(getattr(error, "ctx", None), "command_path", known)
-            tell(describe(), f"see `{place} --help`")
+            tell(mistaken_number(error) or describe(), f"see `{place} --help`")
             return 2
         return _internal(error, session)
 

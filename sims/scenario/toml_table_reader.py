@@ -6,12 +6,12 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import ClassVar, TypeVar
 
 import msgspec
-from msgspec import Meta
 from thinwire.sims.scenario.toml_lines import Place, line_at
 from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.manifest.type_words import wanted
 
 
 class ScenarioTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,10 +50,8 @@ class Reader:
                 raise self.error(where, f"{_dotted(where)}: {value!r} is not a finite number", "write a number")
             try:
                 values[key] = msgspec.convert(value, fields[key].type)
-            except msgspec.ValidationError as error:
-                raise self.error(
-                    where, f"{_dotted(where)}: {value!r} is not {_wanted(fields[key].type, error)}"
-                ) from None
+            except msgspec.ValidationError:
+                raise self.error(where, f"{_dotted(where)}: {value!r} is not {wanted(fields[key].type)}") from None
         for field in fields.values():
             if field.required and field.name not in values:
                 raise self.error(place, f"{_dotted((*place, field.name))} is missing", f"add {field.name} = …")
@@ -85,18 +83,3 @@ def _finite(value: object) -> bool:
 
 def _dotted(place: Place) -> str:
     return ".".join(str(part) for part in place if isinstance(part, str))
-
-
-def _wanted(kind: Any, error: msgspec.ValidationError) -> str:
-    choices = [choice for choice in get_args(kind) if isinstance(choice, str)]
-    if choices:
-        return " or ".join(repr(choice) for choice in choices)
-    return _description(kind) or f"valid: {error}"
-
-
-def _description(kind: Any) -> str:
-    for part in get_args(kind):
-        found = (part.description or "") if isinstance(part, Meta) else _description(part)
-        if found:
-            return found
-    return ""

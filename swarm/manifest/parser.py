@@ -9,10 +9,10 @@ from functools import cache
 from typing import Any, get_args
 
 import msgspec
-from msgspec import Meta
 from thinwire.swarm.identity.identity import SIGNATURE_BYTES, Identity, verify
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError, ManifestMismatch
 from thinwire.swarm.manifest.renamed_keys import KEYS, VALUES
+from thinwire.swarm.manifest.type_words import wanted
 from thinwire.swarm.manifest.validation import contradictions, nearest
 from thinwire.swarm.method_specs.base import Defaults, ManifestTable, MethodSpec
 from thinwire.swarm.method_specs.registry import METHODS
@@ -113,20 +113,18 @@ def _fields(kind: type[ManifestTable], table: dict[str, Any], name: str, section
         field = fields[key]
         try:
             values[key] = msgspec.convert(value, field.type)
-        except msgspec.ValidationError as error:
+        except msgspec.ValidationError:
             choices = [choice for choice in get_args(field.type) if isinstance(choice, str)]
             usual = SUITS if key == "codec" else f"the default is {msgspec.json.encode(field.default).decode()}"
             hint = nearest(value if isinstance(value, str) else "", choices, "choices") if choices else usual
-            wanted = [meta.description for meta in get_args(field.type)[1:] if isinstance(meta, Meta)]
-            reason = f"{_shown(value)} is not {wanted[0]}" if wanted and wanted[0] else str(error)
-            raise ManifestError(f"{place}: {reason}", hint) from None
+            raise ManifestError(f"{place}: {_shown(value)} is not {wanted(field.type)}", hint) from None
     return values
 
 
 def _shown(value: object) -> str:
     """Return a value of a manifest as text for a message, cut after 200 characters."""
     try:
-        text = repr(value)
+        text = repr(value) if not isinstance(value, bool) else str(value).lower()
     except ValueError:  # Python writes no integers of more than 4,300 digits, and TOML has hexadecimal ones.
         return "this number"
     return text if len(text) <= 200 else text[:200] + "…"

@@ -38,6 +38,7 @@ AUTO_TIMEOUT = 10.0
 _NAME = "a name of at most 64 letters, digits, dots, dashes and underscores"
 _HASH = "a blake3 hash of 64 hexadecimal digits"
 _MODEL = "a path, or MODULE:FUNCTION, of at most 256 letters, digits, dots, dashes, underscores, slashes and colons"
+_LAYER = "a name of at most 128 letters, digits, dots, dashes and underscores"
 _CODEC = "a codec with all its parameters, such as 'int8(block=256)' or 'fp32'"
 _NAMED = r"[a-z0-9]+(\([a-z]+=[0-9]{1,9}(,[a-z]+=[0-9]{1,9})*\))?"
 
@@ -103,7 +104,9 @@ class Lora(ManifestTable, frozen=True):
 
     rank: Annotated[int, Meta(ge=0, le=1024)] = 0
     alpha: Annotated[int, Meta(ge=1, le=10_000)] = 16
-    targets: Annotated[tuple[Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}\Z")], ...], Meta(max_length=64)] = ()
+    targets: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}\Z", description=_LAYER)], ...], Meta(max_length=64)
+    ] = ()
 
 
 class Data(ManifestTable, frozen=True):
