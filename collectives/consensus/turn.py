@@ -101,11 +101,16 @@ class Turn:
             return None
         if self._quorum_since is None:
             self._quorum_since = now
+        turn -= sum(self._absent(peer) for peer in order[:turn])
         graces = [terms.graces.get(peer, terms.grace) for peer in self.waiting_for()]
         grace = max(graces, default=0.0) if turn == 0 or not graces else max(*graces, terms.limit)
-        if terms.buffered and electorate.waiting_for(self._ready):
+        if terms.buffered and not all(map(self._absent, electorate.waiting_for(self._ready))):
             grace = max(grace, terms.patience)  # They only need to announce their presence to stay members.
         return self._quorum_since + grace + turn * terms.patience
+
+    def _absent(self, peer: PeerId) -> bool:
+        """Return True if an asynchronous round waits neither for this member nor for its ballot, see RoundStarter."""
+        return self._terms.buffered and self._terms.graces.get(peer) == 0.0 and peer not in self._ready
 
     def _stuck(self, turn: int, proposal: Proposal | None, *, trusted: bool, able: bool, now: float) -> float:
         """Return the time of our turn to begin a ballot in place of another one."""

@@ -9,7 +9,8 @@ from typing import Any
 def whole_number(name: str, value: Any, what: str, least: int = 0, most: int | None = None) -> int:
     """Return a whole number, for example of a tensor, as an int.
 
-    `what`: the rest of the sentence "… must be a whole number". Raises ValueError if it is no whole number, below `least` or above `most` (None: no limit).
+    `what`: the rest of the sentence "… must be a whole number". Raises ValueError if it is no whole number, below `least` or
+    above `most` (None: no limit).
     """
     try:
         number = int(value)

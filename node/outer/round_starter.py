@@ -138,22 +138,25 @@ class RoundStarter:
         An applicant has announced a contribution too late for the last round: a newcomer gets the results after the members,
         so it may be too late in each round. The round waits for it as for a member, unless it is on trial. Members
         without a grace have the configured one. An asynchronous round takes the members that are ready, so the others are not
-        late.
+        late. It does not wait for members that were not there in the last round, and stayed members (`Electorate.retained`):
+        those that are back announce themselves at once, while the others make their inner steps.
         """
         replica, live = self.replica, self.presence.live
-        if replica.asynchronous and self._manifest.exchange.straggler_timeout != "auto":
-            return {}
-        here = [peer for peer in replica.members if peer in live or peer == self._me]
-        here += self._applicants(last)
         commit = last.agreement.commit if last is not None else None
         present = commit.proposal.alive if commit is not None else ()
+        gone = set(replica.members).difference(present) if replica.asynchronous and present else ()
+        absent = dict.fromkeys(gone, 0.0)
+        if replica.asynchronous and self._manifest.exchange.straggler_timeout != "auto":
+            return absent
+        here = [peer for peer in replica.members if peer in live or peer == self._me]
+        here += self._applicants(last)
         attended = self.straggler_grace.begin(replica.round + 1, here, self._now(), present=present)
         # `attended` is about the round before: a member that was late in it may be none now.
         members, self._members = self._members, frozenset(replica.members)
         others = [one for one in attended if one.peer != self._me and one.peer in members]
         if others and self.presence.watch is not None:
             self.presence.watch.attended(others, fragment=self._fragment)
-        return self.straggler_grace.graces()
+        return {**self.straggler_grace.graces(), **absent}
 
     def _applicants(self, last: Round | None) -> list[PeerId]:
         """Return the newcomers that this round waits for."""

@@ -6,7 +6,7 @@ import pytest
 from kit.rounds.fake_keys import FakeKeys
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.swarm.messages.registry import Blame, Propose, Ready
+from thinwire.swarm.messages.registry import Blame, Prepare, Propose, Ready
 
 BASE, PLAN = bytes(32), bytes([1]) * 32
 IDS = [bytes([index]) * 32 for index in range(4)]
@@ -77,6 +77,30 @@ def test_asynchronous_leader_waits_for_absent_peers_and_quorum(said):
     assert peer.proposal is None
     peer.tick(1.1 * PATIENCE)
     assert (peer.proposal is not None) == (said == 2)
+
+
+@pytest.mark.parametrize(("buffered", "opens"), [(True, True), (False, False)])
+def test_asynchronous_round_waits_for_no_absent_member_as_contributor_or_leader(buffered, opens):
+    """A grace of 0 also occurs without absence: by `exchange.straggler_timeout`."""
+    terms = RoundTerms(
+        5, 0, tuple(IDS), BASE, PLAN, grace=GRACE, patience=PATIENCE, buffered=buffered, graces={IDS[0]: 0.0}
+    )
+    peer = Agreement(FakeKeys(IDS[1]), terms, live=IDS)
+    here(peer, IDS[2:])
+    peer.announce(ready(2, 10), 3.0)
+    for other in IDS[2:]:
+        peer.on_message(other, ready(2, 10), bytes(64), 3.0)
+    peer.tick(3.0)
+    assert any(isinstance(message, Prepare) for _, message in peer.take()) == opens
+
+
+def test_asynchronous_round_waits_for_an_absent_member_that_is_back():
+    terms = RoundTerms(5, 0, tuple(IDS), BASE, PLAN, patience=PATIENCE, buffered=True, graces={IDS[0]: 0.0})
+    peer = Agreement(FakeKeys(IDS[1]), terms, live=IDS)
+    here(peer, [IDS[0], *IDS[2:]])
+    peer.announce(ready(2, 10), 3.0)
+    peer.tick(3.0)
+    assert not any(isinstance(message, Prepare) for _, message in peer.take()), "the member that is back leads"
 
 
 def test_synchronous_leader_opens_when_all_are_ready():

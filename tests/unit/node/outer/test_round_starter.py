@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from kit.outer.session_scene import ALL, ANN, BEN, CAT, FIRST, ME, RUN, Scene, lone_fork
+from thinwire.collectives.blocking_work import at_once
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import max_contributors
 from thinwire.collectives.topology.shards import Grid
@@ -115,6 +116,25 @@ def test_asynchronous_round_waits_for_nobody_unless_the_grace_is_computed(timeou
     scene.replica.asynchronous = True
     scene.session.advance()
     assert set(scene.session.current.agreement.terms.graces) == (set(ALL) if waits else set())
+
+
+@pytest.mark.parametrize(("asynchronous", "absent"), [(True, {CAT: 0.0}), (False, {})])
+def test_asynchronous_round_does_not_wait_for_a_member_that_was_absent_from_the_last_one(asynchronous, absent):
+    """Such a member stays one with quorums above two thirds; a stopped one cost a patience in each round."""
+
+    async def main():
+        scene = Scene(exchange="straggler_timeout = 7.0")
+        scene.replica.asynchronous = asynchronous
+        scene.announce()
+        scene.deliver_round()
+        outcome = await scene.session.outcome(give_up=1.0)
+        await scene.session.change(at_once, lambda: scene.replica.commit(outcome, ME))
+        scene.replica.members = (*scene.replica.members, CAT)
+        scene.session.advance()
+        graces = scene.session.current.agreement.terms.graces
+        assert {peer: grace for peer, grace in graces.items() if not grace} == absent
+
+    asyncio.run(main())
 
 
 def test_round_waits_for_this_peer_and_the_members_with_a_link():
