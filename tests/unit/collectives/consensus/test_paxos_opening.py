@@ -86,7 +86,7 @@ def test_asynchronous_round_waits_for_no_absent_member_as_contributor_or_leader(
         5, 0, tuple(IDS), BASE, PLAN, grace=GRACE, patience=PATIENCE, buffered=buffered, graces={IDS[0]: 0.0}
     )
     peer = Agreement(FakeKeys(IDS[1]), terms, live=IDS)
-    here(peer, IDS[2:])
+    here(peer, IDS[2:], at=2.0)
     peer.announce(ready(2, 10), 3.0)
     for other in IDS[2:]:
         peer.on_message(other, ready(2, 10), bytes(64), 3.0)
