@@ -137,7 +137,7 @@ class Directory:
             listed = ", ".join(
                 f"{run.run_id.hex()[:16]} ({run.description.name}, {run.description.peers} peers)" for run in named[:16]
             )
-            raise AmbiguousRun(f"{len(named)} runs are called {target!r}: {listed}", "give more digits of the run's id")
+            raise AmbiguousRun(f"{len(named)} runs are called {target!r}: {listed}", "give the id of one of them")
         if named:
             run_id = named[0].run_id
         elif whole:
