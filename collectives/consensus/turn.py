@@ -109,7 +109,7 @@ class Turn:
         return self._quorum_since + grace + turn * terms.patience
 
     def _absent(self, peer: PeerId) -> bool:
-        """Return True if an asynchronous round waits neither for this member nor for its ballot, see RoundStarter."""
+        """Return True if an asynchronous round does not wait for this member, see RoundStarter."""
         return self._terms.buffered and self._terms.graces.get(peer) == 0.0 and peer not in self._ready
 
     def _stuck(self, turn: int, proposal: Proposal | None, *, trusted: bool, able: bool, now: float) -> float:
