@@ -73,10 +73,12 @@ class Announcements:
     def member_proof(self, peer: PeerId) -> MemberProof | None:
         """Return the proof that a peer with its newest announcement may become a member.
 
-        None: there is no announcement, or the key or the admission of the peer is unknown.
+        None: there is no announcement, the key or the admission of the peer is unknown, or it is excluded.
         """
         signed, key, token = self.signed(peer), self._keyring.key_of(peer), self._standing.token_of(peer)
-        if signed is None or key is None or not self._standing.admits(peer, token):
+        if signed is None or key is None or not self._standing.is_admitted(peer, token):
+            return None
+        if self._standing.is_excluded(peer, token):
             return None
         return MemberProof(signed.statement.attempt, signed.statement.digest, key, signed.signature, token)
 
@@ -96,7 +98,7 @@ class Announcements:
         base = self._electorate.terms.base
         said = Announced(proposal.round, proposal.fragment, proof.attempt, life, base, proof.announced)
         signed = self._keyring.verify_with(proof.key, peer, said, proof.signature)
-        return signed and self._standing.admits(peer, proof.token)
+        return signed and self._standing.is_admitted(peer, proof.token)
 
     # --- announcements that proposals name
 

@@ -10,7 +10,7 @@ from thinwire.collectives.consensus.farewells import Farewells, departed
 from thinwire.collectives.consensus.members.peer_standing import PeerStanding
 from thinwire.collectives.consensus.members.quorum import enough, fewest, possible, tolerated
 from thinwire.collectives.consensus.members.terms import RoundTerms
-from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL
+from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, new_lives
 from thinwire.swarm.lineage import Verify
 from thinwire.swarm.messages.registry import Farewell, PeerId, Proposal, Ready
 
@@ -114,7 +114,8 @@ class LeaderViews:
 class Electorate:
     """Members of a round. `live`: peers with a link, and ourselves.
 
-    `nonvoters`: peers without a vote in it. `farewells`: of the members that have left. `standing`: of other peers.
+    `nonvoters`: peers without a vote in it. `farewells`: of the members that have left. `standing`: how this peer
+    judges others.
     """
 
     def __init__(
@@ -138,12 +139,15 @@ class Electorate:
         """Return True if a peer is no member and needs an endorsement to become one."""
         return peer not in self.terms.members and self.standing.on_trial(peer)
 
-    def endorses(self, proposal: Proposal, ready: Mapping[PeerId, Ready], *, voted: bool) -> bool:
-        """Return True if all newcomers on trial that a proposal makes members are endorsed.
+    def accepts_newcomers(self, proposal: Proposal, ready: Mapping[PeerId, Ready], *, voted: bool) -> bool:
+        """Return True if no newcomer of a proposal is excluded here, and all on trial are endorsed.
 
         voted: True if there are votes for results with these members. The honest voters had endorsements of a quorum. Then
         endorsements of more members than may lie are enough, because liars may have withheld theirs from this peer.
         """
+        newcomers = zip(new_lives(proposal, self.terms), proposal.member_proofs, strict=False)
+        if any(self.standing.is_excluded(peer, proof.token) for peer, proof in newcomers):
+            return False
         endorsers = [self._endorsers(peer, ready) for peer in proposal.members if self.on_trial(peer)]
         return all(len(one) > self.liars if voted else self.enough(one) for one in endorsers)
 

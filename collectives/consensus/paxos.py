@@ -351,7 +351,8 @@ class Agreement:
                 counts = sender in self.terms.members
                 if message.voted is not None:
                     self._check.note(message.voted)
-                if message.voted is None or (counts and self._check.genuine(message.voted)):
+                asked = message.ballot == self._proposer.ballot  # Only then a check of its vote is worth its time.
+                if message.voted is None or (asked and counts and self._check.genuine(message.voted)):
                     self._proposer.on_promise(sender, message, signature, counts=counts)
             case Decline():
                 self._proposer.excuse(sender)
@@ -455,6 +456,8 @@ class Agreement:
         """Note a farewell, and pass it on while the round needs it: the peer may not have reached all others."""
         peer, voted, farewells = message.farewell.peer, message.voted, self._electorate.farewells
         if self.commit is not None or peer in farewells or peer not in self.terms.members:
+            return
+        if not farewells.signed(message.farewell):
             return
         if (voted is None or self._check.genuine(voted)) and farewells.add(message):
             others = self._electorate.live - {self.me, sender, peer}

@@ -69,7 +69,7 @@ class ProposalCheck:
             return False
         # A liar can report a vote for results with any members. With more votes an honest member takes the results, too.
         if free or not self._electorate.accepted(proposal.sources):
-            if not self._electorate.endorses(proposal, self._announcements.newest, voted=not free):
+            if not self._electorate.accepts_newcomers(proposal, self._announcements.newest, voted=not free):
                 self.deferred = sender, message
                 return False
         self.deferred = None

@@ -322,7 +322,9 @@ class Proposer:
     def _acceptable(self, value: AcceptedValue) -> bool:
         """Return True if this peer, or an honest voter, accepts the next members of a value."""
         electorate = self._electorate
-        return electorate.accepted(value.voters) or electorate.endorses(value.proposal, self._ready, voted=True)
+        return electorate.accepted(value.voters) or electorate.accepts_newcomers(
+            value.proposal, self._ready, voted=True
+        )
 
     def _eligible(
         self, ballot: Ballot, present: set[PeerId]

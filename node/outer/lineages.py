@@ -41,6 +41,7 @@ class Lineages:
         founder: bytes,
     ) -> None:
         presence = rounds.presence
+        self._roster = presence.roster
         self._replica, self._fragment, self._now, self._received = rounds.replica, rounds.fragment, rounds.now, chains
         self._live, self._send_queue, self._me = presence.live, presence.send_queue, presence.roster.record.peer_id
         self._current, self._quorum_wait, self._states, self._founder = rounds.current, quorum_wait, states, founder
@@ -177,11 +178,15 @@ class Lineages:
         return [peer for peer, chain in self._chains.items() if self._of_ours(chain) and later(chain, ours)]
 
     def adoptable(self) -> Fork | None:
-        """Return the fork of a prevailing lineage that was founded with our state; the next tick takes it up."""
+        """Return the fork of a prevailing lineage that was founded with our state; the next tick takes it up.
+
+        Its founders must be known here: a fork has no admission tokens, and a liar could have made up any number of keys.
+        """
         ours = self._replica.chain
         for peer in sorted(self.prevailing()) if self._quorum_wait.since is not None else ():
             chain = self._chains[peer]
             fork = chain[-1].fork
-            if len(chain) == shared(chain, ours) + 1 == len(ours) + 1 and fork.base == self._replica.digest:
+            ours_before = len(chain) == shared(chain, ours) + 1 == len(ours) + 1 and fork.base == self._replica.digest
+            if ours_before and all(one in fork.before or self._roster.peers.key_of(one) for one in fork.members):
                 return fork
         return None

@@ -31,7 +31,7 @@ class _MadeMembers:
         self._keys = [Identity.generate(bytes([number]) + session.me[1:]) for number in range(MADE)]
         self._round = -1
         session.on_frame = self._receive  # type: ignore[method-assign]
-        session.factory.standing.admits = lambda peer, token: True  # type: ignore[method-assign]
+        session.factory.standing.is_admitted = lambda peer, token: True  # type: ignore[method-assign]
 
     def _receive(self, peer: PeerId, frame: Frame) -> None:
         self._on_frame(peer, frame)

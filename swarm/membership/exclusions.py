@@ -38,9 +38,13 @@ class Exclusions:
         """Return why the peer of a validated record is not admitted; empty if it is."""
         if self.policy is None:
             return "the manifest is unknown"
-        if self.revoked and any(self.is_revoked(record.token, record.peer_id, target) for target in self.revoked):
+        if self.revokes(record.token, record.peer_id):
             return REVOKED
         return self.policy.refusal(record.token, record.peer_id)
+
+    def revokes(self, token: bytes, peer: PeerId) -> bool:
+        """Return True if one of the revocations excludes a peer with this token."""
+        return any(self.is_revoked(token, peer, target) for target in self.revoked)
 
     def is_revoked(self, token: bytes, peer: PeerId, target: bytes) -> bool:
         """Return True if a revocation excludes a peer.

@@ -133,10 +133,14 @@ class Roster:
 
     def token_of(self, peer: PeerId) -> bytes:
         """Return the admission token in the record of a peer; empty without a record."""
-        record = self.record if peer == self.record.peer_id else self.peers.record_of(peer)
+        record = self.peers.record_of(peer)
         return record.token if record is not None else b""
 
-    def admits(self, peer: PeerId, token: bytes) -> bool:
+    def is_excluded(self, peer: PeerId, token: bytes) -> bool:
+        """Return True if a peer with this token is banned, or a revocation that is known here excludes it."""
+        return peer in self.peers.banned or self._transitions.exclusions.revokes(token, peer)
+
+    def is_admitted(self, peer: PeerId, token: bytes) -> bool:
         """Return True if the rule of admission admits a peer with this token.
 
         Expiry and revocations are not checked.

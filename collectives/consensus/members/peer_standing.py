@@ -27,12 +27,19 @@ class PeerStanding:
         """Return the admission token of a peer; empty if it has none, or if none is known here."""
         return b""
 
-    def admits(self, peer: PeerId, token: bytes) -> bool:
-        """Return True if a peer with this admission token may become a member.
+    def is_admitted(self, peer: PeerId, token: bytes) -> bool:
+        """Return True if the run admits a peer with this admission token.
 
         The answer is the same at all peers of a run: it depends on the manifest and the token only.
         """
         return True
+
+    def is_excluded(self, peer: PeerId, token: bytes) -> bool:
+        """Return True if a peer with this admission token must not become a member, as far as known here.
+
+        It is banned, or its admission has been revoked. Other peers may know more or less.
+        """
+        return peer in self.banned()
 
     def opinions(self) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
         """Return the peers that our announcement endorses, and those that it distrusts."""

@@ -48,9 +48,13 @@ class SessionStanding(PeerStanding):
         """Return the admission token in the record of a peer; empty without a record."""
         return self._presence.roster.token_of(peer)
 
-    def admits(self, peer: PeerId, token: bytes) -> bool:
+    def is_admitted(self, peer: PeerId, token: bytes) -> bool:
         """Return True if the manifest's rule of admission admits a peer with this token."""
-        return self._presence.roster.admits(peer, token)
+        return self._presence.roster.is_admitted(peer, token)
+
+    def is_excluded(self, peer: PeerId, token: bytes) -> bool:
+        """Return True if a peer is banned, or a revocation that is known here excludes it."""
+        return self._presence.roster.is_excluded(peer, token)
 
     def opinions(self) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
         """Return the peers that our announcement endorses, and those that it distrusts."""

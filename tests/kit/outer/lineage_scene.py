@@ -84,10 +84,10 @@ class Scene:
     """Peer `me` after round ROUND, with links to `live`.
 
     `sent`: (peer, message); `told`: (peer, Head, chain); `events`: (name, fields). `verified`: number of checked signatures of
-    chains.
+    chains. `unknown`: peers without a record here.
     """
 
-    def __init__(self, live=IDS, *, me=ME, orphan=ORPHAN, patience=PATIENCE, round=ROUND, founder=b""):
+    def __init__(self, live=IDS, *, me=ME, orphan=ORPHAN, patience=PATIENCE, round=ROUND, founder=b"", unknown=()):
         self.now, self.sent, self.told, self.events, self.me, self.patience = 0.0, [], [], [], me, patience
         self.states, self.waiting, self.verified = SimpleNamespace(entered=True), 0, 0
         self.replica, self.store, self.live = replica_after(round), Store(me), set(live) - {me}
@@ -99,7 +99,10 @@ class Scene:
                 bulk=lambda to, frame, requested: self.told.append((to, frame.message, decode(frame.payload))),
                 requested=lambda to, kind, fragment: self.waiting,
             ),
-            roster=SimpleNamespace(record=SimpleNamespace(peer_id=me)),
+            roster=SimpleNamespace(
+                record=SimpleNamespace(peer_id=me),
+                peers=SimpleNamespace(key_of=lambda peer: None if peer in unknown else peer),
+            ),
         )
         self.current = self.next_round()
         self.quorum_wait = QuorumWait(orphan, now=lambda: self.now, current=lambda: self.current)

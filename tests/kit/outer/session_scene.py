@@ -117,7 +117,8 @@ class Scene:
             record=PeerRecord(ME, bytes(32), b"", b"", (), 0, sequence, issued=1, ttl=1, wire=b"", item=b""),
             on_trial=lambda peer: peer in self.newcomers,
             token_of=lambda peer: b"",
-            admits=lambda peer, token: True,
+            is_admitted=lambda peer, token: True,
+            is_excluded=lambda peer, token: False,
             protect=lambda peers, failed: None,
             progress=0,
         )

@@ -31,5 +31,5 @@ class FakeStanding(PeerStanding):
     def token_of(self, peer: PeerId) -> bytes:
         return (self._tokens or {}).get(peer, b"")
 
-    def admits(self, peer: PeerId, token: bytes) -> bool:
+    def is_admitted(self, peer: PeerId, token: bytes) -> bool:
         return self._tokens is None or token == peer

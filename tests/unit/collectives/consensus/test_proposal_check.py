@@ -139,7 +139,8 @@ def test_signatures_in_a_genuine_proposal_are_checked_once_until_too_many_others
     scene.announcements.add(DAN, newcomer, sign(DAN, said))
     proofs = (scene.announcements.member_proof(DAN),)
     many = [
-        proposal_of(term, lives=lives_in_order(IDS, changed), member_proofs=proofs) for term in range(1, MAX_GENUINE + 2)
+        proposal_of(term, lives=lives_in_order(IDS, changed), member_proofs=proofs)
+        for term in range(1, MAX_GENUINE + 2)
     ]
     for proposal in (*many[:-1], *many[:-1]):
         assert scene.check.genuine(proposal)

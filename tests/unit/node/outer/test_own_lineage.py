@@ -328,6 +328,17 @@ def test_peer_without_a_quorum_takes_up_a_lineage_founded_with_its_state():
     assert not scene.lineages.prevailing(), "it is ours now"
 
 
+def test_lineage_with_founders_that_are_unknown_here_is_not_taken_up():
+    """A liar can make any number of keys, and found a lineage with them."""
+    stranger = bytes([50]) * 32
+    for unknown in ((stranger,), ()):
+        scene = Scene(live=(CAT,), unknown=unknown)
+        scene.run(1.0)
+        scene.on_chain(CAT, branch(CAT, stranger, before=IDS))
+        scene.run(0.5)
+        assert (scene.replica.members == IDS) == bool(unknown)
+
+
 def test_only_a_lineage_that_begins_with_our_state_is_adopted_at_once():
     """A later fork of it may name our digest, too; it is not ours to continue."""
     scene = Scene(live=())

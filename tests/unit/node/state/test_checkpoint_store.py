@@ -461,7 +461,7 @@ def test_other_checkpoint_format_is_refused_with_both_versions():
     manifest = disk.file(HOME / "step-00000002" / "manifest.json")
     body = checkpoint_manifest.unseal(manifest.live, IDENTITY)
     manifest.live = checkpoint_manifest.seal(checkpoint_manifest.msgspec.structs.replace(body, format=7), IDENTITY)
-    assert "format 7; this version reads format 3" in store(disk).load().remarks[0]
+    assert "format 7; this version reads format 4" in store(disk).load().remarks[0]
 
 
 def test_checkpoints_accept_repeated_and_lower_rounds():

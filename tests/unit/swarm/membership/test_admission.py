@@ -59,11 +59,11 @@ def test_nothing_is_learned_before_the_manifest_is_known():
 def test_roster_has_the_tokens_of_known_peers_and_judges_those_of_others():
     roster = roster_of()
     assert roster.token_of(ME.peer_id) == admitted(ME).token and roster.token_of(OTHER.peer_id) == admitted(OTHER).token
-    assert roster.token_of(NEW.peer_id) == b"" and not roster.admits(NEW.peer_id, b"")
+    assert roster.token_of(NEW.peer_id) == b"" and not roster.is_admitted(NEW.peer_id, b"")
     token = admitted(NEW).token
-    assert roster.admits(NEW.peer_id, token) and not roster.admits(OTHER.peer_id, token)
-    assert roster.admits(AUTHOR.peer_id, b"") and not roster_of(None).admits(NEW.peer_id, token)
-    assert roster_of(AdmissionPolicy(RUN, AUTHOR.public_key)).admits(NEW.peer_id, b""), "an open run needs none"
+    assert roster.is_admitted(NEW.peer_id, token) and not roster.is_admitted(OTHER.peer_id, token)
+    assert roster.is_admitted(AUTHOR.peer_id, b"") and not roster_of(None).is_admitted(NEW.peer_id, token)
+    assert roster_of(AdmissionPolicy(RUN, AUTHOR.public_key)).is_admitted(NEW.peer_id, b""), "an open run needs none"
 
 
 def test_a_revocation_bans_spreads_and_lasts():
@@ -82,6 +82,16 @@ def test_a_revocation_bans_spreads_and_lasts():
     fresh.apply_ban_items(roster.ban_items, 0.0)
     tell(fresh, admitted(NEW).item)
     assert not fresh.peers.is_live(NEW.peer_id) and "revoked" in fresh.refusal(admitted(NEW))
+
+
+def test_revocation_excludes_peers_that_are_not_in_the_table():
+    """A member could name a key that no other peer has met, with a token of a revoked invite."""
+    roster, token = roster_of(), admitted(NEW).token
+    assert not roster.is_excluded(NEW.peer_id, token)
+    tell(roster, gossip_items.revocation_item(revoke(AUTHOR, RUN, Identity.generate(INVITE.secret).peer_id)))
+    assert roster.is_excluded(NEW.peer_id, token) and roster.is_admitted(NEW.peer_id, token)
+    assert not roster.is_excluded(NEW.peer_id, b"") and not roster.is_excluded(AUTHOR.peer_id, token)
+    assert roster.is_excluded(OTHER.peer_id, b""), "it is banned: it came by that invite"
 
 
 @pytest.mark.parametrize("target", [AUTHOR.peer_id, Identity.generate(INVITE.secret).peer_id])

@@ -344,6 +344,16 @@ def test_acceptor_adopts_members_that_are_banned():
     assert follows(agreement(LEADER, THREE, banned=(GONE,)), reported(FOUR)), "the ban may have come after the vote"
 
 
+def test_excluded_newcomers_become_members_only_if_an_honest_member_has_voted_for_them():
+    """Otherwise a liar could bring in banned peers by its own vote for results with them."""
+    members = (*FOUR, NEW)
+    for banned in ((), (NEW,)):
+        found = lead(agreement(ME, THREE, banned=banned), voted_for(members))
+        assert (found is not None) == (not banned)
+        assert follows(agreement(LEADER, THREE, banned=banned), reported(members)) == (not banned)
+        assert follows(agreement(LEADER, THREE, banned=banned), reported(members, voters=(LIAR, ME))), "two have voted"
+
+
 def test_farewell_of_an_adopted_proposal_is_passed_on_with_its_value():
     """Two of seven lie: one leads with its own farewell and without itself. Later voters must be able to check that."""
     left = signed_farewell(GONE)
