@@ -220,7 +220,7 @@ class Electorate:
     def spares_me(self) -> bool:
         """True if the other members that this peer can reach are a quorum after its farewell."""
         reached = self.live.intersection(self.terms.members) - {self.me}
-        return bool(reached) and self.enough(reached, {*self.farewells, self.me})
+        return self.enough(reached, {*self.farewells, self.me})
 
     def confirmed(self, voters: Collection[PeerId]) -> bool:
         """Return True if more members report votes for some results than may lie: at least two.
