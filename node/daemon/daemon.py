@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
 from thinwire.node.daemon.announcing import Announcing
@@ -59,6 +59,12 @@ from thinwire.swarm.manifest.manifest import Manifest
 
 Result = TypeVar("Result")
 Made = TypeVar("Made", bound=Learner)
+
+
+class NotSaved(HintedError):
+    """The last state of a peer was not written, and no other peer can be reached that has it."""
+
+    exit_code: ClassVar[int] = 1
 
 
 def start(run: Path, config: Config, options: Options) -> int:
@@ -186,6 +192,11 @@ class Daemon:
             while self._seat is not None and not self._stopped_by:
                 lifecycle = self._new_lifecycle()
                 await self._run_lifecycle(lifecycle, report_sinks)
+            if lifecycle.unsaved:
+                raise NotSaved(
+                    f"the last checkpoint was not written, and no other peer has the state: {lifecycle.unsaved}",
+                    "make room, and start again with the same command: the run continues at its newest checkpoint",
+                )
             return 0
         finally:
             if announcing is not None:

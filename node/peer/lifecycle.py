@@ -22,6 +22,7 @@ from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.peer_services import PeerServices
 from thinwire.node.peer.reporter import Reporter
 from thinwire.node.runtime.asyncio_extra import Work, cancelled
+from thinwire.node.state.checkpoint_store import SaveFailed
 from thinwire.node.training.learner import NOTHING, Learner, StepReport, together
 from thinwire.swarm.manifest.manifest import Manifest
 
@@ -67,6 +68,8 @@ class PeerLifecycle:
         self._learner: Learner | None = None
         self._stopping = asyncio.Event()
         self._interrupt, self._exchanging = asyncio.Event(), False
+        self.unsaved = ""
+        """Reason why the last state was not written, if no other peer can be reached that has it."""
         self._tokens = 0
         self._tail = NOTHING  # Steps since the last contribution, made while the round was in progress.
 
@@ -239,10 +242,14 @@ class PeerLifecycle:
         self._tail = tail
 
     async def _save(self, learner: Learner) -> None:
-        await self._services.checkpoints.written()
+        checkpoints = self._services.checkpoints
+        await checkpoints.written()
         if self.peer.ready:
             await self.peer.rounds.settled()
-        self._services.checkpoints.saved(await self._work(lambda: self._services.checkpoints.save(learner.private)))
+        outcome = await self._work(lambda: checkpoints.save(learner.private))
+        checkpoints.saved(outcome)
+        if isinstance(outcome, SaveFailed) and not self.peer.presence.live:
+            self.unsaved = outcome.reason
 
     async def _finish(self) -> None:
         """Save the state, let the other peers fetch what they need, and leave."""

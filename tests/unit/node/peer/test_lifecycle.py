@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
+import pytest
 from thinwire.collectives.outcome import Outcome
 from thinwire.compression.device import HOST
 from thinwire.node.peer import lifecycle
 from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.runtime.asyncio_extra import at_once
+from thinwire.node.state.checkpoint_store import SaveFailed
 from thinwire.node.training.learner import StepReport, WorkShare
 from thinwire.sims.engine import virtual_loop
 
@@ -48,12 +50,9 @@ class Learner:
         return StepReport(count, 1.0, 1.0, 10, 1.0)
 
 
-def test_tokens_missing_in_late_round_count_in_the_next(monkeypatch):
-    """The first two calls reach no round; the third one applies the announcement of the first."""
-    commit = SimpleNamespace()
-    services = Services([Outcome(), Outcome(), Outcome(commit=commit, kept=20), Outcome(commit=commit), Outcome()])
-    monkeypatch.setattr(lifecycle, "PeerServices", lambda *arguments, **more: services)
-    peer = SimpleNamespace(
+def training_peer():
+    """Return a peer that founds a run."""
+    return SimpleNamespace(
         identity=SimpleNamespace(peer_id=bytes(32)),
         run_id=bytes(32),
         manifest=SimpleNamespace(run=SimpleNamespace(rounds=0)),
@@ -67,18 +66,43 @@ def test_tokens_missing_in_late_round_count_in_the_next(monkeypatch):
         rounds=SimpleNamespace(settled=nothing, judge=nothing, follows=False, overtaken=False),
     )
 
-    async def begin(peer):
-        return False
 
-    async def learn(manifest):
-        return Learner()
+async def begin(peer):
+    return False
 
+
+async def learn(manifest):
+    return Learner()
+
+
+def test_tokens_missing_in_late_round_count_in_the_next(monkeypatch):
+    """The first two calls reach no round; the third one applies the announcement of the first."""
+    commit = SimpleNamespace()
+    services = Services([Outcome(), Outcome(), Outcome(commit=commit, kept=20), Outcome(commit=commit), Outcome()])
+    monkeypatch.setattr(lifecycle, "PeerServices", lambda *arguments, **more: services)
+    peer = training_peer()
     report = SimpleNamespace(speed=0.0, loss=None, emit=lambda name, fields: None)
     life = PeerLifecycle(
         peer, report, begin=begin, learn=learn, work=at_once, moves=lambda learner: len(services.weights) == 5
     )
     asyncio.run(life.run())
     assert services.weights == [10, 20, 30, 30, 10]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "others", "unsaved"),
+    [(SaveFailed("no space"), (), "no space"), (SaveFailed("no space"), (b"peer",), ""), (None, (), "")],
+)
+def test_state_is_lost_if_it_cannot_be_written_and_no_other_peer_has_it(monkeypatch, outcome, others, unsaved):
+    services = Services([Outcome(commit=SimpleNamespace())])
+    services.checkpoints = SimpleNamespace(**vars(Services.checkpoints) | {"save": lambda private: outcome})
+    monkeypatch.setattr(lifecycle, "PeerServices", lambda *arguments, **more: services)
+    report = SimpleNamespace(speed=0.0, loss=None, emit=lambda name, fields: None)
+    peer = training_peer()
+    peer.presence = SimpleNamespace(live=others)
+    life = PeerLifecycle(peer, report, begin=begin, learn=learn, work=at_once, moves=lambda learner: True)
+    asyncio.run(life.run())
+    assert life.unsaved == unsaved
 
 
 def test_joiner_without_a_state_stops_at_once(monkeypatch):
