@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 
+from thinwire.collectives.transport.interface import Contact
 from thinwire.node.discovery.announcer import CARD_SECONDS, announce
+from thinwire.node.discovery.public_runs import DirectoryError
 from thinwire.node.discovery.sources import open_directory
 from thinwire.node.peer.peer import Peer
 from thinwire.node.peer.reporter import Reporter
@@ -57,8 +60,9 @@ class Announcing:
         def card() -> RunCard | None:
             return card_of(peer(), self._report.loss, self._directory.wall())
 
-        def published(accepted: bool) -> None:
+        async def published(accepted: bool) -> None:
             self._report_state()
+            await self._seek_others(peer())
             if self._published or not accepted:
                 return
             self._published, mode = True, peer().manifest.admission.mode
@@ -79,6 +83,18 @@ class Announcing:
         if self._task is not None:
             await cancelled(self._task)
         await self._directory.close()
+
+    async def _seek_others(self, peer: Peer) -> None:
+        """Dial the other publishers of the run if this peer has no link.
+
+        Their addresses, or ours, may have changed since all links were lost, and then no peer knows the address of another one.
+        """
+        if not peer.ready or peer.presence.live:
+            return
+        with contextlib.suppress(DirectoryError):  # The publication reports a directory that fails.
+            cards = await self._directory.find(peer.run_id)
+            others = [card.record for card in cards if card.record.peer_id != peer.identity.peer_id]
+            await peer.admission.dial([Contact(one.addresses[0], one.transport_key) for one in others])
 
     def _opened(self, addresses: Sequence[str], begun: bool) -> None:
         self._begun = begun

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from thinwire.node.discovery.public_runs import Directory
 from thinwire.swarm.identity.peer_record import RecordError
@@ -22,12 +22,12 @@ CARD_SECONDS = 180
 async def announce(
     directory: Directory,
     card: Callable[[], RunCard | None],
-    published: Callable[[bool], None],
+    published: Callable[[bool], Awaitable[None]],
     addresses: Callable[[], Sequence[str]],
 ) -> None:
     """Publish the card that `card` returns, again and again, until cancelled.
 
-    `card`: returns None while there is no card yet. `published`: called after each publication; True: a source has accepted
+    `card`: returns None while there is no card yet. `published`: awaited after each publication; True: a source has accepted
     the card. `addresses`: returns the addresses of the next card, empty if unknown; when they have changed, a card is published
     at once.
     """
@@ -39,7 +39,7 @@ async def announce(
         if made is None:
             await asyncio.sleep(LOOK_SECONDS)
             continue
-        published(await directory.publish(made))
+        await published(await directory.publish(made))
         left = REFRESH_SECONDS
         while left > 0 and tuple(addresses() or made.record.addresses) == made.record.addresses:
             await asyncio.sleep(LOOK_SECONDS)

@@ -190,6 +190,10 @@ class Admission:
         ours = (*seeds, *self._known_peers.known(), *self._known_peers.absent())
         self._lost_peers.seek(ours, sorted(self._claims, key=attrgetter("transport_key")))
 
+    async def dial(self, contacts: Sequence[Contact]) -> None:
+        """Dial peers of the run once each, and learn those that admit us."""
+        await asyncio.gather(*map(self._dial, contacts))
+
     async def _dial(self, contact: Contact) -> None:
         await self._knock([contact], 0.0, (), enter=self._learn)
 

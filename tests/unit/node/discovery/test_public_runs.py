@@ -162,7 +162,11 @@ def test_card_is_published_once_there_is_one_and_success_is_told_once():
     async def scene():
         source, told, cards = Planted(), [], iter([None, card(1)])
         shown = card(1).record.addresses
-        task = asyncio.create_task(announce(directory(source), lambda: next(cards), told.append, lambda: shown))
+
+        async def published(accepted):
+            told.append(accepted)
+
+        task = asyncio.create_task(announce(directory(source), lambda: next(cards), published, lambda: shown))
         while not source.published:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0)
@@ -179,7 +183,7 @@ def test_card_is_published_at_once_when_its_addresses_change_and_else_once_a_min
             announce(
                 directory(source),
                 lambda: present,
-                lambda accepted: None,
+                lambda accepted: asyncio.sleep(0),
                 lambda: present.record.addresses if known else (),
             )
         )
