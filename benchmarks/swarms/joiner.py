@@ -87,7 +87,7 @@ def measure(
             latency=0.04,
             preset=WAN,
             patience=2.0,
-            grace=5.0,
+            straggler_timeout=5.0,
             codec=codec,
             outer=outer,
         )

@@ -164,7 +164,8 @@ def _run_card() -> Target:
         except RecordError as error:
             raise CodecError(str(error)) from None
         assert len(parsed.wire) <= CARD_BYTES and parsed.wire[:-SIGNATURE_BYTES] == body
-        assert parsed.loss is None or math.isfinite(parsed.loss)
+        loss = parsed.description.loss
+        assert loss is None or math.isfinite(loss)
 
     return "run card", take, [one.wire[:-SIGNATURE_BYTES] for one in (first, card(loss=None), card(addresses=()))]
 

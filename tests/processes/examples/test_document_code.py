@@ -59,6 +59,8 @@ FIGURES = "takes minutes to hours, and prints figures of a machine: `make bench`
 PLAYED = "tests/processes/test_scenarios.py::test_scenario_is_played_by_real_daemons"
 SPACES = "tests/processes/test_scenarios.py::test_scenario_is_played_in_network_namespaces"
 STAGES = "tests/processes/test_pipeline.py::test_three_processes_train_one_model_and_survive_a_kill"
+DIRECTORY = "tests/processes/discovery/test_directories.py::test_run_is_found_in_a_dht_full_of_garbage"
+ADMISSION = "tests/processes/test_refusals.py::test_closed_run_admits_the_invited_and_excludes_the_revoked"
 
 ELSEWHERE = {
     r"thinwire (start (run|examples/demo)\.toml|join tw1-…)( --data my/texts)?( --home out/[ab] --port 0)?": LIFE,
@@ -69,7 +71,8 @@ ELSEWHERE = {
     r"thinwire init": "tests/unit/node/cli/test_new_run.py::test_init_asks_on_a_terminal_again_after_a_wrong_answer",
     r"thinwire logs -f": "tests/unit/node/cli/test_log_tail.py::test_tail_follows_added_lines_a_rotation_and_a_truncation",
     r"thinwire page": "tests/processes/commands/test_page.py::test_page_shows_the_api_and_survives_a_restart_of_the_daemon",
-    r"thinwire revoke ID": "tests/processes/test_refusals.py::test_closed_run_admits_the_invited_and_excludes_the_revoked",
+    r"thinwire (start run\.toml --data my/texts --public|runs|join first) --bootstrap ADDRESS( --data my/texts)?": DIRECTORY,
+    r"thinwire (invite --for PEER-ID|revoke (PEER-)?ID)": ADMISSION,
     r"thinwire --install-completion": "tests/unit/node/cli/test_completion.py::test_completion_script_works_in_bash",
     r"thinwire plan --pipeline .*": "tests/unit/node/pipeline/planner/test_plan_summary.py"
     "::test_plan_pipeline_command_writes_json_and_picture",
