@@ -240,7 +240,7 @@ class RoundSession(ReplicaSession):
         if self.quorum_wait.text or not agreement.overdue:
             return self.quorum_wait.text
         silent, leader = ", ".join(map(short, agreement.unanswered)), short(agreement.acceptor.leader)
-        reason = f"{silent} can be reached, and has not answered" if silent else f"{leader} leads it"
+        reason = f"no answer from {silent} (can be reached)" if silent else f"{leader} leads it"
         return f"round {agreement.terms.round} does not end: {reason}"
 
     def sizes(self) -> dict[str, tuple[int, int]]:

@@ -210,7 +210,7 @@ def test_session_names_reachable_members_that_do_not_answer_and_the_leader_other
         scene.now += 1.0
         scene.session.on_tick()
     silent = ", ".join(short(peer) for peer in agreement.terms.members if peer != ME)
-    reason = f"{short(BEN)} leads it" if demanded else f"{silent} can be reached, and has not answered"
+    reason = f"{short(BEN)} leads it" if demanded else f"no answer from {silent} (can be reached)"
     assert scene.session.stalled() == f"round 1 does not end: {reason}"
 
 
