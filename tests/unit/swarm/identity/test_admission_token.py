@@ -23,7 +23,7 @@ from thinwire.swarm.identity.admission_token import (
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
 from thinwire.swarm.identity.peer_record import MAX_NAME, PeerRecord
-from thinwire.swarm.messages.registry import MAX_TOKEN
+from thinwire.swarm.messages.registry import MAX_TOKEN, MemberProof
 
 RUN = b"r" * 32
 AUTHOR, ANN, BEN, CAROL = (Identity.generate(bytes([number]) * 32) for number in range(4))
@@ -162,6 +162,15 @@ def test_revocations_are_the_authors_and_touch_peers_and_invites():
     for length in (7, 33):
         with pytest.raises(ValueError, match="bytes"):
             revoke(AUTHOR, RUN, bytes(length))
+
+
+@pytest.mark.parametrize(("named", "expires", "size"), [(True, 0, 106), (False, 2**32 - 1, 247)])
+def test_proof_of_a_new_member_has_the_size_that_the_documents_name(named, expires, size):
+    """docs/design/agreement.md, "Lives": 142 bytes, and the token of an invite for one key, or for any peer."""
+    token = joined(CLOSED, AUTHOR, b"", ANN, named=named, expires=expires)
+    assert len(token) == size
+    bare = MemberProof(2**32 - 1, bytes(32), ANN.public_key, bytes(64))
+    assert len(msgspec.msgpack.encode(bare)) == 142
 
 
 def test_longest_token_fits_in_a_record_with_the_longest_addresses():
