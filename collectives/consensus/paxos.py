@@ -144,7 +144,7 @@ class Agreement:
     def blocked(self) -> bool:
         """True if the round is stopped, and no other member has answered.
 
-        Two values can have been chosen, or one with newcomers that lack endorsements here.
+        Two values can have been chosen, or one with newcomers that are not accepted here.
         """
         return self._proposer.blocked and self.commit is None
 

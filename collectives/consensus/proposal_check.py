@@ -36,7 +36,7 @@ class ProposalCheck:
         self.refused: set[PeerId] = set()
         """Leaders that made a proposal no honest leader makes: they lead no further ballot of this round."""
         self.deferred: tuple[PeerId, Propose] | None = None
-        """Proposal with newcomers that lack endorsements, and its sender."""
+        """Proposal with newcomers that are not accepted here, and its sender."""
         self._electorate, self._announcements, self._equivocation = electorate, announcements, equivocation
         self._verify = verify
         self._genuine: set[Digest] = set()
@@ -45,7 +45,7 @@ class ProposalCheck:
     def admits(self, sender: PeerId, message: Propose, present: Proposal | None) -> bool:
         """Return True if a proposal is newer than the present one and valid, its justification aside.
 
-        A proposal with newcomers that lack endorsements is deferred, because announcements with these may arrive soon.
+        A proposal with newcomers that are not accepted here is deferred: announcements that endorse them may arrive soon.
         """
         proposal = message.proposal
         sealed = self.note(proposal)

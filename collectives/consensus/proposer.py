@@ -68,7 +68,7 @@ class Proposer:
         self.blocked = False
         """True if no ballot can follow from the last promises.
 
-        Two values can have been chosen, or one with newcomers that lack endorsements here.
+        Two values can have been chosen, or one with newcomers that are not accepted here.
         """
         self.blame_book = BlameBook(idle, barred)
         self._electorate, self._ready, self._terms = electorate, ready, electorate.terms

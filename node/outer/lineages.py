@@ -186,7 +186,9 @@ class Lineages:
         for peer in sorted(self.prevailing()) if self._quorum_wait.since is not None else ():
             chain = self._chains[peer]
             fork = chain[-1].fork
-            ours_before = len(chain) == shared(chain, ours) + 1 == len(ours) + 1 and fork.base == self._replica.digest
-            if ours_before and all(one in fork.before or self._roster.peers.key_of(one) for one in fork.members):
+            begins_with_ours = (
+                len(chain) == shared(chain, ours) + 1 == len(ours) + 1 and fork.base == self._replica.digest
+            )
+            if begins_with_ours and all(one in fork.before or self._roster.peers.key_of(one) for one in fork.members):
                 return fork
         return None
