@@ -97,6 +97,25 @@ def test_visitor_of_another_version_is_refused_with_both_versions(wire):
     wire.run(work)
 
 
+def test_gate_of_another_version_is_no_gate_without_an_answer(wire, monkeypatch):
+    """Its frames have its own version, also that of its refusal: it will not admit us, however long we wait."""
+
+    async def work():
+        visitor, host = await wire.peer(1), await wire.peer(2)
+        encode = frames.encode
+
+        def encode_as_old_gate(sent, identity, run_id):
+            data = bytearray(encode(sent, identity, run_id))
+            data[len(frames.MAGIC)] -= isinstance(sent.message, Refuse)
+            return bytes(data)
+
+        monkeypatch.setattr(frames, "encode", encode_as_old_gate)
+        answer = await refusal(visitor, host, hello=Hello(VERSION - 1, visitor.run_id, visitor.record.wire))
+        assert answer == Refuse("version", f"the peer uses protocol version {VERSION - 1}, we use {VERSION}")
+
+    wire.run(work)
+
+
 @pytest.mark.parametrize("damage", ["stolen", "forged", "garbage"])
 def test_visitor_with_foreign_record_is_refused(wire, damage):
     async def work():
