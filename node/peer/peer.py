@@ -233,10 +233,12 @@ class Peer:
                     "start again when other peers can be reached, or restore the run's folder",
                 )
         # Rounds from the first weights would follow, and replace what is left.
-        if not joins and self.checkpointer.unreadable:
+        unreadable = self.checkpointer.unreadable
+        if not joins and unreadable is not None:
+            again = "" if unreadable.other_format else "; or remove it, and the run begins again at round 0"
             raise CheckpointsLost(
-                f"no checkpoint of the run can be read: {self.checkpointer.unreadable}",
-                f"restore {self._directory.checkpoints} from a copy; or remove it, and the run begins again at round 0",
+                f"no checkpoint of the run can be read: {max(unreadable.remarks)}",
+                unreadable.advice(self._directory.checkpoints) + again,
             )
 
     async def _forks(self, votes: Mapping[int, VoteFile], work: Work) -> list[Fork]:

@@ -33,6 +33,10 @@ class CheckpointManifestError(ValueError):
     """
 
 
+class OtherFormat(CheckpointManifestError):
+    """This peer wrote the manifest with a version of thinwire that has another checkpoint format."""
+
+
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One file: its length in bytes, its blake3, and the blake3 of each CHUNK_BYTES of it."""
 
@@ -179,9 +183,7 @@ def unseal(data: bytes, identity: Identity) -> CheckpointContents:
     try:
         version = msgspec.json.decode(raw, type=dict[str, msgspec.Raw]).get("format", b"none")
         if bytes(version) != str(FORMAT).encode():
-            raise CheckpointManifestError(
-                f"written in format {bytes(version).decode()}; this version reads format {FORMAT}"
-            )
+            raise OtherFormat(f"written in format {bytes(version).decode()}; this version reads format {FORMAT}")
         return msgspec.json.decode(raw, type=CheckpointContents)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CheckpointManifestError(f"the manifest is damaged: {error}") from None

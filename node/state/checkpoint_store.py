@@ -25,6 +25,7 @@ from thinwire.node.state.checkpoint_manifest import (
     CheckpointManifestError,
     FileEntry,
     Hasher,
+    OtherFormat,
     StandingEntry,
     seal,
     unseal,
@@ -84,6 +85,15 @@ class Loaded:
     damaged: tuple[str, ...] = ()
     saved: bool = True
     """True if a checkpoint was completed here, readable or not."""
+    other_format: Path | None = None
+    """The newest checkpoint of a version with another format, if no checkpoint is good."""
+
+    def advice(self, directory: Path) -> str:
+        """Return what the user can do if none of the checkpoints in this directory is good."""
+        if self.other_format is None:
+            return f"restore {directory} from a copy"
+        weights = f"begin another run with the weights: --from {self.other_format}"
+        return f"install the version of thinwire that wrote them, or {weights}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +153,12 @@ class CheckpointStore:
 
         Never raises for the disk's content. A damaged private file loses the private state only.
         """
-        remarks: list[str] = []
         try:
             names = self._disk.names(self._directory)
-            entries, remarks = self._entries(names)
+            entries, faults = self._entries(names)
         except OSError as error:
             return Loaded(None, None, (_reason(error),), saved=False)
+        remarks = [f"{name}: {_reason(fault)}" for name, fault in faults.items()]
         unreadable, damaged = list(remarks), list[str]()
         for entry in entries:
             if run_id is not None and entry.body.run_id != run_id.hex():
@@ -163,7 +173,8 @@ class CheckpointStore:
             damaged = [remark for remark in unreadable if remark >= step_name(snapshot.round)] + damaged
             remarks += self._pointer_remarks(entry.name)
             return Loaded(snapshot, self._directory / entry.name, tuple(remarks), tuple(damaged))
-        return Loaded(None, None, tuple(remarks), saved=LATEST in names)
+        others = [self._directory / name for name, fault in faults.items() if isinstance(fault, OtherFormat)]
+        return Loaded(None, None, tuple(remarks), saved=LATEST in names, other_format=max(others, default=None))
 
     # --- writing
 
@@ -254,10 +265,10 @@ class CheckpointStore:
 
     # --- reading
 
-    def _entries(self, names: list[str]) -> tuple[list[_Entry], list[str]]:
-        """Return checkpoints with our signature, newest first, and a remark for each of the others."""
+    def _entries(self, names: list[str]) -> tuple[list[_Entry], dict[str, OSError | CheckpointManifestError]]:
+        """Return checkpoints with our signature, newest first, and the faults of the others by name."""
         entries: list[_Entry] = []
-        remarks: list[str] = []
+        faults: dict[str, OSError | CheckpointManifestError] = {}
         for name in names:
             if not _STEP.fullmatch(name):
                 continue
@@ -269,9 +280,9 @@ class CheckpointStore:
                 data = self._disk.read(path, size)
                 entries.append(_Entry(name, unseal(data, self._identity), data))
             except (OSError, CheckpointManifestError) as error:
-                remarks.append(f"{name}: {_reason(error)}")
+                faults[name] = error
         entries.sort(key=lambda entry: entry.body.serial, reverse=True)
-        return entries, remarks
+        return entries, faults
 
     def _read(self, entry: _Entry, remarks: list[str]) -> Snapshot:
         body = entry.body

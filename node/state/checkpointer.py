@@ -12,7 +12,7 @@ import numpy as np
 from thinwire.node.runtime.asyncio_extra import Work
 from thinwire.node.runtime.environment import Environment
 from thinwire.node.runtime.event_log import Emit
-from thinwire.node.state.checkpoint_store import CheckpointStore, Saved, SaveFailed, SaveOutcome
+from thinwire.node.state.checkpoint_store import CheckpointStore, Loaded, Saved, SaveFailed, SaveOutcome
 from thinwire.node.state.layout import Layout
 from thinwire.node.state.replica import Replica
 from thinwire.node.state.snapshot import FragmentState, PrivateState, Snapshot, Standing
@@ -37,7 +37,7 @@ class CheckpointsLost(HintedError):
 class Checkpointer:
     """The checkpoints of one run's replica. `digest` is that of the newest saved state, if known.
 
-    `unreadable`: why no checkpoint was restored although there are some; else "".
+    `unreadable`: the remarks of the store if no checkpoint was restored although there are some; else None.
 
     During training `begin` copies what each inner step changes and shares the rest, which `write` writes while training
     continues. Without memory for this copy `write` first writes what was not copied, and training `waits` for that. At the
@@ -47,7 +47,7 @@ class Checkpointer:
 
     def __init__(self, store: CheckpointStore, run_id: bytes, environment: Environment, emit: Emit) -> None:
         self.digest: Digest | None = None
-        self.unreadable = ""
+        self.unreadable: Loaded | None = None
         self._store, self._run_id, self._environment, self._emit = store, run_id, environment, emit
         self.waits = False
         """True if the private state of the checkpoint that has begun is not copied."""
@@ -67,7 +67,7 @@ class Checkpointer:
             self._emit("checkpoint", {"detail": remark})
         snapshot: Snapshot | None = loaded.snapshot
         if snapshot is None:
-            self.unreadable = loaded.remarks[0] if loaded.saved and loaded.remarks else ""
+            self.unreadable = loaded if loaded.saved and loaded.remarks else None
             return None
         try:
             await work(lambda: _install(snapshot, replica, layout))

@@ -184,7 +184,9 @@ def _newest(home: Directories, run: RunDirectory) -> tuple[Snapshot, Path]:
                 f"there is no checkpoint in {run.checkpoints} yet",
                 "the first one comes after the first round: `thinwire status` shows the round",
             )
-        raise NoModelError(f"no good checkpoint in {run.checkpoints}", "; ".join(loaded.remarks))
+        raise NoModelError(
+            f"no good checkpoint in {run.checkpoints}: {'; '.join(loaded.remarks)}", loaded.advice(run.checkpoints)
+        )
     for remark in loaded.damaged:
         warn(f"skipped a damaged checkpoint, {remark}; the newest good one, of round {loaded.snapshot.round}, is used")
     return loaded.snapshot, loaded.path

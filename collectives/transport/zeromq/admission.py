@@ -315,7 +315,7 @@ async def _visit(
         return Refuse("unreachable", f"{contact.address}: {answer}"[:256])
     try:
         message = _parse(memoryview(answer), question.run_id, wanted, Refuse)
-    except VersionError as error:  # A gate of another version answers in frames of its own, its refusal as well.
+    except VersionError as error:  # Its refusal is a frame of its version, too.
         return Refuse("version", str(error))
     except FrameError as error:
         return Refuse("unreachable", f"{contact.address}: {error}"[:256])

@@ -145,7 +145,11 @@ def _swarm(state: Fields, rates: Rates, columns: int, rows: int, *, utf8: bool) 
         loss += f", held out {status['held_out']:.3f} after round {status['held_out_round']}"
     up, down = rates.of()
     saved = saved_text(state["saved_factor"])
-    memory = f"{bytes_text(status['memory'])}" + (f", GPU {bytes_text(status[GPU])}" if status[GPU] else "")
+    # The log of a past run names neither the device nor the memory of its processes.
+    speed = f"{count_text(status['tokens_per_second'])} tokens/s"
+    speed += f" on {plain(status['device'])}" if status["device"] else ""
+    speed += f", memory {bytes_text(status['memory'])}" if status["memory"] else ""
+    speed += f", GPU {bytes_text(status[GPU])}" if status[GPU] else ""
     own = "_" if not state["running"] else "J" if status["phase"] in ("starting", "joining") else "#"
     symbols = Text("peers   ").append(own, f"bold {COLOURS[own]}")
     for peer in status["peers"]:
@@ -156,9 +160,7 @@ def _swarm(state: Fields, rates: Rates, columns: int, rows: int, *, utf8: bool) 
         symbols,
         Text(f"loss    {loss}"),
         Text("        ").append(chart, "cyan"),
-        Text(
-            f"speed   {count_text(status['tokens_per_second'])} tokens/s on {plain(status['device'])}, memory {memory}"
-        ),
+        Text(f"speed   {speed}"),
         Text(f"up      {up}, {bytes_text(status['bytes_up'])} in all{saved}"),
         Text(f"down    {down}, {bytes_text(status['bytes_down'])} in all"),
         Text(f"round   {status['sync_seconds']:.1f} s for the exchange"),

@@ -79,6 +79,7 @@ def test_replay_without_a_terminal_prints_the_end_of_the_run(files, tmp_path, ca
     with redirect_stdout(text):
         assert main(["replay", RUN[:8], "--home", str(tmp_path)]) == 0
     assert "round 2" in text.getvalue() and "the disk is full" in text.getvalue()
+    assert "tokens/s\n" in text.getvalue() and "memory 0 B" not in text.getvalue(), "the log does not have them"
     assert main(["replay", "--home", str(tmp_path / "new")]) == 2
     assert "there are no runs in" in capsys.readouterr().err
     assert main(["replay", "other", "--home", str(tmp_path)]) == 2

@@ -458,10 +458,26 @@ def test_checkpoint_of_another_run_is_skipped():
 
 def test_other_checkpoint_format_is_refused_with_both_versions():
     disk = filled([1, 2])
-    manifest = disk.file(HOME / "step-00000002" / "manifest.json")
-    body = checkpoint_manifest.unseal(manifest.live, IDENTITY)
-    manifest.live = checkpoint_manifest.seal(checkpoint_manifest.msgspec.structs.replace(body, format=7), IDENTITY)
-    assert "format 7; this version reads format 4" in store(disk).load().remarks[0]
+    _in_format_7(disk, 2)
+    loaded = store(disk).load()
+    assert "format 7; this version reads format 4" in loaded.remarks[0] and loaded.snapshot.round == 1
+
+
+def test_user_with_checkpoints_of_another_format_is_not_told_to_remove_them():
+    """They are whole: the version that wrote them reads them, and any version reads the weights."""
+    disk = filled([1, 2])
+    _in_format_7(disk, 1, 2)
+    loaded = store(disk).load()
+    assert loaded.snapshot is None and loaded.other_format == HOME / "step-00000002"
+    advice = loaded.advice(HOME)
+    assert f"--from {HOME / 'step-00000002'}" in advice and "version" in advice and "restore" not in advice
+
+
+def _in_format_7(disk, *rounds):
+    for round in rounds:
+        manifest = disk.file(HOME / f"step-{round:08d}" / "manifest.json")
+        body = checkpoint_manifest.unseal(manifest.live, IDENTITY)
+        manifest.live = checkpoint_manifest.seal(checkpoint_manifest.msgspec.structs.replace(body, format=7), IDENTITY)
 
 
 def test_checkpoints_accept_repeated_and_lower_rounds():
