@@ -156,11 +156,11 @@ def plan(
 
     past = _outcome(context, outcome, home, debug) if outcome else None
     if past is not None:
-        step, peers = step or (None if speed else past.step), peers or (None if link else past.peers)
+        step = step or (None if speed else past.step)
     asked = question(
         _read(run), run.name if run else "", parameters=parameters, layers=layers, width=width, tokens=tokens, step=step,
-        speed=speed, peers=peers, links=link or (), rtt=rtt, every=every, codec=codec, memory=memory_bytes(memory) or 0,
-        line=shared_line,
+        speed=speed, peers=peers, usual=past.peers if past else 8, links=link or (), rtt=rtt, every=every, codec=codec,
+        memory=memory_bytes(memory) or 0, line=shared_line,
         here=run.parent if run else Path(),
     )  # fmt: skip
     _show_plan(asked, planner.plan(asked), past, json)

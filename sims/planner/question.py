@@ -37,6 +37,7 @@ def question(
     step: float | None = None,
     speed: float | None = None,
     peers: int | None = None,
+    usual: int = 8,
     links: Sequence[str] = (),
     rtt: float = 50.0,
     every: int | None = None,
@@ -48,14 +49,15 @@ def question(
     """Build a question from flags and a manifest (its TOML and file name); a flag overrides the manifest.
 
     step: seconds; or speed: TFLOP/s. links: such as "4x300/300" (Mbit/s down/up), "dsl" or "2x50/10@0.8" (with their
-    own step in seconds). line: such as "4x50/10", four peers behind one line. rtt: ms. memory: bytes; 0: not known. here:
-    directory of the manifest, whose model is counted there. Raises PlanError, ManifestError.
+    own step in seconds). usual: peers if neither `peers` nor the links give a number. line: such as "4x50/10",
+    four peers behind one line. rtt: ms. memory: bytes; 0: not known. here: directory of the manifest, whose model is counted
+    there. Raises PlanError, ManifestError.
     """
     manifest = parse_manifest(toml, name) if toml else None
     assumed: list[str] = []
     settings = manifest or Manifest()
     inner, model = settings.inner, settings.model
-    machines = _machines(links, peers, step or 0.0)
+    machines = _machines(links, peers, usual, step or 0.0)
     size = _size(manifest, here, parameters, layers or 0, width or 0)
     if not size.layers:
         raise PlanError("the model's layers are not known", GIVE_SIZE)
@@ -73,7 +75,7 @@ def question(
         if not tokens:
             raise PlanError("how many tokens an inner step has is not known", "give --tokens, or --step SECONDS")
         step = _step_seconds(size, tokens, speed, assumed)
-        machines = _machines(links, peers, step)
+        machines = _machines(links, peers, usual, step)
     if not every and manifest is None:
         assumed.append(f"H = {settings.outer.sync_every}, the default of a manifest")
     try:
@@ -128,14 +130,14 @@ def _size(manifest: Manifest | None, here: Path, parameters: str, layers: int, w
     return msgspec.structs.replace(size, layers=layers or size.layers, width=width or size.width)
 
 
-def _machines(links: Sequence[str], peers: int | None, step: float) -> tuple[PeerMachine, ...]:
+def _machines(links: Sequence[str], peers: int | None, usual: int, step: float) -> tuple[PeerMachine, ...]:
     """Return the machines of the given links; by default 100 Mbit/s in each direction.
 
     A single link without a count applies to all peers. step: of links without one; 0 if it is not known.
     """
     found = [_machine(text, step) for text in links or ("100/100",)]
     if len(found) == 1 and not found[0][0]:
-        found = [(peers or 8, found[0][1])]
+        found = [(peers or usual, found[0][1])]
     total = sum(number or 1 for number, _ in found)
     if peers and total != peers:
         raise PlanError(f"the links are those of {total} peers, but --peers is {peers}", "give one of the two")

@@ -135,8 +135,11 @@ def load_tokenizer(name: str, directory: Path, content_hash: str = "") -> Tokeni
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise DataError(f"tokenizer {path}: {reason}", "put the run's tokenizer file there") from None
-    if content_hash and blake3.blake3(content).hexdigest() != content_hash:
-        raise DataError(f"tokenizer {path} is not this run's tokenizer", "get the file from the run's author")
+    if content_hash and (found := blake3.blake3(content).hexdigest()) != content_hash:
+        raise DataError(
+            f"tokenizer {path} is not this run's tokenizer (its hash is {found[:8]}…, not {content_hash[:8]}…)",
+            "get the file from the run's author",
+        )
     try:
         from tokenizers import Tokenizer as Engine
     except ImportError:

@@ -88,11 +88,16 @@ def _of_function(manifest: Manifest, named: str, vocab: int, here: Path) -> nn.M
     if str(here.absolute()) not in sys.path:
         sys.path.append(str(here.absolute()))  # at the end: no file there can replace an installed module
     try:
-        made = getattr(importlib.import_module(module), function)(vocab=vocab, context=manifest.model.context)
+        make = getattr(importlib.import_module(module), function)
     except Exception as error:  # the user's code may raise any kind
-        raise ModelError(
-            f"{named}: {_first_line(error)}", f"{hint}; it is called with vocab=… and context=…"
-        ) from error
+        raise ModelError(f"{named}: {_first_line(error)}", hint) from error
+    try:
+        made = make(vocab=vocab, context=manifest.model.context)
+    except Exception as error:
+        hint = (
+            f"it is called as {function}(vocab={vocab}, context={manifest.model.context}); --debug shows where it fails"
+        )
+        raise ModelError(f"{named}: {_first_line(error)}", hint) from error
     if not isinstance(made, nn.Module):
         raise ModelError(f"{named} returned {type(made).__name__}", "it must return a torch.nn.Module")
     return made
@@ -242,4 +247,4 @@ def _check(model: nn.Module, named: str, vocab: int, context: int) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (type(error).__name__ + (f": {text}" if (text := str(error).strip()) else "")).splitlines()[0]

@@ -84,6 +84,17 @@ def test_plan_command_compares_with_a_run_of_this_machine(tmp_path, capsys):
     assert main(asked) == 0
     out = capsys.readouterr().out
     assert "Medians of 4 rounds of 10 steps with 2 contributors" in out and "utilisation" in out
+    for flags, peers in (
+        ("--link 8/8", 2),
+        ("--link 3x8/8", 3),
+        ("--link 8/8 --link dsl", 2),
+        ("--link dsl --peers 4", 4),
+    ):
+        assert main([*asked, "--json", *flags.split()]) == 0
+        machines = json.loads(capsys.readouterr().out)["plan"]["question"]["machines"]
+        assert sum(machine["count"] for machine in machines) == peers, (
+            "a link without a number is that of all in the run"
+        )
     assert main(["plan", str(tmp_path / "mine.toml"), "--outcome", "other", "--home", str(tmp_path)]) == 2
     run.events.write_text("")
     assert main(asked) == 2 and "fewer than 3 rounds can be compared" in capsys.readouterr().err

@@ -39,6 +39,9 @@ def make(vocab, context):
 def narrow(vocab, context):
     return Model(vocab - 1)
 
+def faulty(vocab, context):
+    return {}["rope"]
+
 def nothing(vocab, context):
     return types.SimpleNamespace()
 
@@ -151,6 +154,7 @@ def test_function_makes_the_model_from_vocabulary_and_seed(tmp_path: Path) -> No
     [
         ("absent", "no attribute 'absent'"),
         ("without", "unexpected keyword argument"),
+        ("faulty", ":faulty: KeyError: 'rope'"),
         ("nothing", "returned SimpleNamespace"),
         ("frozen", "no trainable parameters"),
         ("narrow", r"\[1, 8, 49\], and the tokenizer has 50"),
