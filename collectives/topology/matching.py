@@ -15,8 +15,8 @@ single peer and a full group are divided into two groups.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 import blake3
@@ -168,20 +168,45 @@ class _Tree:
         right = self._left_over(middle, high, bit - 1)
         return right[missing:] if len(right) >= missing else self._left_over(low, middle, bit - 1) + right
 
+    def _other_halves(self, rank: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the other halves of the subtrees that contain `rank`, without empty ones, the smallest first.
+
+        Each is a range of ranks, and the bit by which this range is divided.
+        """
+        ordered = self._ordered
+        label = ordered[rank]
+        low, high = rank, rank + 1
+        if ordered[low - 1 : low] == [label] or ordered[high : high + 1] == [label]:
+            yield from reversed(list(self._halves_of_equals(rank)))
+            low, high = bisect_left(ordered, label), bisect_right(ordered, label)
+        while high - low < len(ordered):
+            # The next larger subtree contains the neighbour that has more of the highest bits in common with this half.
+            before = (label ^ ordered[low - 1]).bit_length() if low else _BITS + 1
+            after = (label ^ ordered[high]).bit_length() if high < len(ordered) else _BITS + 1
+            if before < after:
+                start = bisect_left(ordered, label >> before << before, 0, low)
+                yield start, low, before - 2
+                low = start
+            else:
+                end = bisect_left(ordered, (label >> after) + 1 << after, high)
+                yield high, end, after - 2
+                high = end
+
+    def _halves_of_equals(self, rank: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the other halves of the subtrees of peers with the label of `rank`, the largest first."""
+        low, high = bisect_left(self._ordered, self._ordered[rank]), bisect_right(self._ordered, self._ordered[rank])
+        while high - low > 1:
+            middle = self._split(low, high, -1)
+            mine, other = ((low, middle), (middle, high)) if rank < middle else ((middle, high), (low, middle))
+            yield *other, -1
+            low, high = mine
+
     def _full(self, rank: int) -> list[int]:
         """Return the group of `rank`, or all peers that are left over if `rank` is one of them."""
-        low, high, bit = 0, len(self._ordered), _BITS - 1
-        siblings: list[tuple[int, int, int]] = []
-        while high - low > 1:
-            middle = self._split(low, high, bit)
-            bit -= 1
-            mine, other = ((low, middle), (middle, high)) if rank < middle else ((middle, high), (low, middle))
-            siblings.append((*other, bit))
-            low, high = mine
         left = [rank]
-        for low, high, bit in reversed(siblings):
+        for other in self._other_halves(rank):
             # Go up the tree until the two halves together leave enough peers over for a group with this peer.
-            both = sorted(left + self._left_over(low, high, bit))
+            both = sorted(left + self._left_over(*other))
             if len(both) >= self._size:
                 if rank in both[: self._size]:
                     return both[: self._size]

@@ -90,9 +90,19 @@ class LivePeers:
         return [others[one if one < place or count == len(others) else one + 1] for one in drawn]
 
     @property
+    def everyone(self) -> Sequence[PeerId]:
+        """All peers in the view, this one included, sorted, without a copy: it changes with the view."""
+        return self._everyone
+
+    @property
+    def number(self) -> int:
+        """Number of the present view."""
+        return self._changes
+
+    @property
     def size(self) -> int:
         """Number of peers in the view, this one included."""
-        return len(self._others) + 1
+        return len(self._everyone)
 
     @property
     def alone(self) -> bool:

@@ -222,15 +222,15 @@ class GossipSession(ReplicaSession):
     def _choose_partners(self) -> None:
         """Choose the partners of the round in progress from the current view."""
         number, drawn = self._last_draw
-        current, view = self.current, self.roster.peers.view
+        current, live = self.current, self.roster.peers.live  # A thousand peers join one by one: no copy of each view.
         begun = self._matching.round != current.round
         if begun:
             self._matching = Matching(self.run_id, current.round, self.manifest.exchange.gossip_group_size)
-        if begun or number != view.number:
-            drawn = self._matching.others(view.peers, self.me, self.roster.peers.live.changed_since(number))
-            self._last_draw = (view.number, drawn)
+        if begun or number != live.number:
+            drawn = self._matching.others(live.everyone, self.me, live.changed_since(number))
+            self._last_draw = (live.number, drawn)
         known = current.pairs
-        if current.choose(drawn, view):
+        if current.choose(drawn, live.everyone):
             for peer in [peer for peer, pair in current.pairs.items() if known.get(peer) is not pair]:
                 self._process_early(peer)
 
