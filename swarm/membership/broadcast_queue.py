@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import TypeAlias
 
+import msgspec
 from thinwire.swarm.membership.gossip_items import MAX_BYTES
 from thinwire.swarm.messages.registry import PeerId
 
@@ -17,14 +18,21 @@ MAX_QUEUE = 4096
 SKIPS = 3
 """Maximum number of items that one message may skip because they do not fit into the remaining space."""
 
-Entry: TypeAlias = tuple[int, int, int, bytes, Subject, int]
-"""Minus the sends so far, number of the `add`, size in bytes, item, subject and most sends.
-
-The first two are its place in the order, which no other entry has.
-"""
-
 UNLIMITED = 1 << 30
 """Most sends of an item that only `take` limits, by `times`."""
+
+
+class Entry(msgspec.Struct, order=True, gc=False):
+    """Item of the queue. The first two fields are its place in the order, which no other entry has.
+
+    rank: minus the sends so far. number: of the `add`. most: maximum number of sends.
+    """
+
+    rank: int
+    number: int
+    item: bytes
+    subject: Subject
+    most: int
 
 
 class BroadcastQueue:
@@ -51,11 +59,10 @@ class BroadcastQueue:
         """
         self.forget(subject)
         if len(self._order) == MAX_QUEUE:
-            _, _, _, _, other, _ = self._order[0]
-            self.forget(other)
+            self.forget(self._order[0].subject)
         self._added += 1
-        self._smallest = min(self._smallest, size := len(item))
-        self._entries[subject] = entry = (0, self._added, size, item, subject, most)
+        self._smallest = min(self._smallest, len(item))
+        self._entries[subject] = entry = Entry(0, self._added, item, subject, most)
         self._order.append(entry)
 
     def forget(self, subject: Subject) -> None:
@@ -73,27 +80,26 @@ class BroadcastQueue:
         order, entries = self._order, self._entries
         again: list[Entry] = []
         # Skipped items stay, except those that were sent `times` times already: `times` falls when the swarm shrinks.
-        full = self._smallest if order and -order[0][0] < times else 0
+        full = self._smallest if order and -order[0].rank < times else 0
         place, skips = len(order), SKIPS
         while place and most and skips and budget >= full:
             place -= 1
-            rank, number, size, item, subject, limit = order[place]
+            entry = order[place]
+            size = len(entry.item)
             if size <= budget:
                 budget -= size
                 most -= 1
-                chosen.append(item)
+                chosen.append(entry.item)
                 del order[place]
-                rank -= 1
-                if -rank < times and -rank < limit:
-                    again.append((rank, number, size, item, subject, limit))
+                entry.rank -= 1
+                if -entry.rank < times and -entry.rank < entry.most:
+                    again.append(entry)
                 else:
-                    del entries[subject]
+                    del entries[entry.subject]
             else:
                 skips -= 1
-                if -rank >= times:
-                    del order[place], entries[subject]
+                if -entry.rank >= times:
+                    del order[place], entries[entry.subject]
         for entry in again:
-            _, _, _, _, subject, _ = entry
-            entries[subject] = entry
             insort(order, entry)
         return chosen
