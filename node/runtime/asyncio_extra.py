@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextvars import copy_context
 from typing import Any, TypeAlias, TypeVar
 
 from thinwire.collectives.blocking_work import Work, at_once
@@ -49,7 +50,7 @@ async def at_intervals(seconds: float, function: Callable[[], object]) -> None:
 
     Raises the exception of the function. Timers call it: a task that sleeps takes more than twice as long, mostly to be woken.
     """
-    loop = asyncio.get_running_loop()
+    loop, context = asyncio.get_running_loop(), copy_context()
     failure: asyncio.Future[None] = loop.create_future()
     timer: asyncio.TimerHandle
 
@@ -62,9 +63,9 @@ async def at_intervals(seconds: float, function: Callable[[], object]) -> None:
         except Exception as error:
             failure.set_exception(error)
         else:
-            timer = loop.call_later(seconds, call)
+            timer = loop.call_later(seconds, call, context=context)
 
-    timer = loop.call_later(seconds, call)
+    timer = loop.call_later(seconds, call, context=context)
     try:
         await failure
     finally:
