@@ -193,9 +193,10 @@ def welcome(
     signed: SignedManifest, roster: Roster, newcomer: PeerRecord, rng: random.Random, absent: Sequence[Contact] = ()
 ) -> Welcome:
     """Return the Welcome for a joiner: the run, records of some present peers, some `absent` ones."""
-    absent = [contact for contact in absent if contact.transport_key != newcomer.transport_key]
     chosen = roster.peers.sample(rng, MAX_RECORDS, but=newcomer.peer_id)
-    records = tuple(known.wire for known in roster.peers.records(chosen))
+    records = tuple([known.wire for known in roster.peers.records(chosen)])
+    others = [contact for contact in absent if contact.transport_key != newcomer.transport_key]
+    named = rng.sample(others, min(MAX_RECORDS, len(others))) if others else ()
     return Welcome(
         roster.record.wire,
         signed.toml,
@@ -205,7 +206,5 @@ def welcome(
         endpoint="",
         bulk="",
         secret=bytes(32),
-        absent=tuple(
-            (contact.address, contact.transport_key) for contact in rng.sample(absent, min(MAX_RECORDS, len(absent)))
-        ),
+        absent=tuple((contact.address, contact.transport_key) for contact in named),
     )

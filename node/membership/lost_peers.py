@@ -42,9 +42,9 @@ class LostPeers:
         Without those that only our Welcome named: it is not signed, and peers must not pass on such a claim for ever.
         """
         roster = self._presence().roster
-        dead = roster.peers.dead
-        if not self._sought and not dead:
+        if not self._sought and not roster.peers.any_absent:
             return []  # The usual case, and fast: each newcomer that knocks needs this list.
+        dead = roster.peers.dead
         sought = self._unknown([contact for contact in self._sought if contact not in self._claims])
         found = {contact.transport_key: contact for contact in (*sought, *contacts_of(roster, dead))}
         return [found[key] for key in sorted(found)]

@@ -44,7 +44,7 @@ class Exclusions:
 
     def revokes(self, token: bytes, peer: PeerId) -> bool:
         """Return True if one of the revocations excludes a peer with this token."""
-        return any(self.is_revoked(token, peer, target) for target in self.revoked)
+        return bool(self.revoked) and any(self.is_revoked(token, peer, target) for target in self.revoked)
 
     def is_revoked(self, token: bytes, peer: PeerId, target: bytes) -> bool:
         """Return True if a revocation excludes a peer.

@@ -116,6 +116,11 @@ class PeerTable:
         return sorted(peer for peer, _ in self.dead_entries())
 
     @property
+    def any_absent(self) -> bool:
+        """True if a known peer is not in the view. Usually all are."""
+        return self.live.size <= len(self.entries)
+
+    @property
     def banned(self) -> list[PeerId]:
         """Peers whose state is "banned", in the order of their bans."""
         return list(self._banned)
@@ -172,12 +177,14 @@ class PeerTable:
 
     def dead_entries(self) -> Iterator[tuple[PeerId, PeerEntry]]:
         """Yield the peers that have died and not come back, with their entries."""
+        if not self.any_absent:
+            return iter(())  # fast, because each gossip asks
         return ((peer, entry) for peer, entry in self.absent_entries() if entry.state == "dead")
 
     def absent_entries(self) -> Iterator[tuple[PeerId, PeerEntry]]:
         """Yield the known peers that are not in the view, with their entries."""
-        if self.live.size > len(self.entries):
-            return iter(())  # All known peers are in the view: the usual case.
+        if not self.any_absent:
+            return iter(())
         return ((peer, entry) for peer, entry in self.entries.items() if not entry.live)
 
     # --- changes
