@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Container, Iterable, Mapping
 
 from thinwire.collectives.health.diagnosis import CLIPPED, Diagnosis, Finding, named
@@ -47,8 +47,8 @@ class PeerDiagnosis:
         self._now, self._wall, self._emit = now, wall, emit
         self._pauses, self._counted = pauses, dict[PeerId, int]()
         self._clock_sent_at, self._last = now(), b""
-        self._order: list[PeerId] = []
-        """Peers with a link in order of id, as of the last announcement; none if that has changed."""
+        self._order = sorted(live)
+        """Peers with a link in order of id."""
         self._known: dict[PeerId, Finding] = {}
         self._chunks, self._lap = 0, (b"", 0, 0, 0)
 
@@ -107,12 +107,14 @@ class PeerDiagnosis:
         return self._lap[3] * (len(self._live) + 1) <= self._chunks
 
     def on_link_up(self, peer: PeerId) -> None:
-        """Note a new link."""
-        self._order = []
+        """Note a new link to a peer that had none."""
+        insort(self._order, peer)
 
     def on_link_down(self, peer: PeerId) -> None:
         """Note a broken link."""
-        self._order = []
+        place = bisect_left(self._order, peer)
+        if self._order[place : place + 1] == [peer]:
+            del self._order[place]
         self.diagnosis.on_link_down(peer)
         self._compare()
 
@@ -127,12 +129,12 @@ class PeerDiagnosis:
             return
         self._clock_sent_at = now
         self._look_at_pauses()
-        self._order = self._order or sorted(self._live)
         place = bisect_right(self._order, self._last)
         after = self._order[place : place + CLOCK_PEERS]
+        clock = WallClock(max(0, int(self._wall())))
         for peer in (*after, *self._order[: min(place, CLOCK_PEERS - len(after))]):
             self._last = peer
-            self._send_queue.control(peer, WallClock(max(0, int(self._wall()))))
+            self._send_queue.control(peer, clock)
 
     def _look_at_pauses(self) -> None:
         before, self._counted = self._counted, dict(self._pauses())
