@@ -198,8 +198,9 @@ class AlwaysInvariants:
                 "progress", -1, f"no round after {max(here.values(), default=0)} for {now - since:.0f} s"
             )
             self._moved_at = now
-        gates = {machine.address for machine in self._machines if machine.up}
-        for machine in self._honest:
+        coming = [machine for machine in self._honest if machine.process is not None and machine.process not in here]
+        gates = {machine.address for machine in self._machines if machine.up} if coming else set()
+        for machine in coming:
             process = machine.process
             if process is not None and process.invite is not None and not machine.holds:
                 # All peers that its invite names are gone, and it has met no other.
