@@ -145,10 +145,8 @@ def checked(
             return None
         if not gaps and fork.round != (0 if here is None else here.round):
             return None
-        # The first members of a run may be given to each of them. Then it has no founder, and `trusted` compares them.
-        given = here is None and not fork.lives
         yield len(fork.signatures)
-        if not given and not proved(fork, fragment, verifier(fork.keys)):
+        if not proved(fork, fragment, verifier(fork.keys)):
             return None
         here = _start(fork)
         for certificate in entry.certificates:

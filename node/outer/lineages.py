@@ -15,7 +15,6 @@ from thinwire.swarm.lineage import (
     descends,
     later,
     lineage_of,
-    name_of_fork,
     newest_round,
     prevails,
     shared,
@@ -100,10 +99,9 @@ class Lineages:
 
     def trusted(self, fork: Fork) -> bool:
         """Return True if a run that begins so is ours: as we know it, or founded again by the same founder."""
-        if not self._replica.chain:
-            return not self._founder or (fork.members == (self._founder,) and bool(fork.lives))
-        root = self._replica.chain[0].fork
-        return name_of_fork(fork) == name_of_fork(root) or (fork.members == root.members and bool(fork.lives))
+        if self._replica.chain:
+            return fork.members == self._replica.chain[0].fork.members
+        return not self._founder or fork.members == (self._founder,)
 
     def advance(self) -> None:
         """Begin a round: peers of other lineages learn of it, and all learn of a new lineage."""

@@ -6,7 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
-from kit.outer.chains import certificate, sign, verify
+from kit.outer.chains import certificate, fork_of, sign, verify
 from kit.rounds.fake_keys import FakeKeys
 from thinwire.collectives.blocking_work import RationedWork
 from thinwire.collectives.consensus.chain import checked, decode, encode, extended, founded
@@ -74,7 +74,8 @@ def step(replica, *voters, signer=None):
 
 def replica_after(round, members=IDS):
     """Return a replica after rounds in which all of IDS were members."""
-    replica = Replica(LAYOUT, np.zeros(10, np.float32), members)
+    replica = Replica(LAYOUT, np.zeros(10, np.float32), ())
+    replica.found(fork_of(0, replica.digest, (), {peer: life(peer) for peer in members}))
     for _ in range(round):
         step(replica)
     return replica

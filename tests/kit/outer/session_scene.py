@@ -174,14 +174,14 @@ class Scene:
             hashes = hashes_of([values]) if peer == ANN else b""
             norms = session.current.data_plane.summarize([values]).norms if peer == ANN else b""
             given = terms.base, terms.plan, 10 if peer == ANN else 0, hashes
-            said[peer] = Ready(number, 0, 1, *given, True, 1.0, 1.0, life=peer[:16], norms=norms)
+            said[peer] = Ready(number, 0, 1, *given, True, 1.0, 1.0, life=life_of(peer), norms=norms)
             self.on_message(peer, said[peer])
         idle = tuple(sorted((ME, BEN)))
         group = tuple(sorted(ALL))
         proposal = Proposal(
             number, 0, ballot, group, group, (Contribution(ANN, 1, 10, said[ANN].digest),), (), None, (), idle
         )
-        lives = b"".join(session.votes.life if peer == ME else peer[:16] for peer in group)
+        lives = b"".join(session.votes.life if peer == ME else life_of(peer) for peer in group)
         proposal = msgspec.structs.replace(proposal, lineage=terms.lineage, electorate=terms.electorate, lives=lives)
         proposal = msgspec.structs.replace(proposal, member_proofs=member_proofs(proposal, terms))
         self.on_message(ANN, Prepare(number, 0, ballot, terms.lineage))
@@ -215,6 +215,19 @@ def member_proofs(proposal, terms):
         MemberProof(1, one.digest, KEYS[peer].public_key, sign_message(one, b"", KEYS[peer], RUN))
         for peer, one in said.items()
     )
+
+
+def first_fork(*founders):
+    """Return the fork of a run that these peers founded together, rightly signed; see `life_of`."""
+    members, base = tuple(sorted(founders)), bytes(32)
+    found = [Found(0, 0, base, members, life_of(peer)) for peer in members]
+    signatures = tuple(sign_message(one, b"", KEYS[peer], RUN) for peer, one in zip(members, found, strict=True))
+    return Fork(0, base, (), members, b"".join(map(life_of, members)), signatures)
+
+
+def life_of(peer):
+    """Return the life of another peer in these tests."""
+    return peer[:16]
 
 
 def lone_fork(scene, peer, life, base=None):

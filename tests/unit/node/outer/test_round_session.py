@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from kit.outer.chains import RESULTS, certificate, proved_by
-from kit.outer.session_scene import ALL, ANN, BEN, CAT, FIRST, KEYS, ME, RUN, Scene, lone_fork
+from kit.outer.session_scene import ALL, ANN, BEN, CAT, FIRST, KEYS, ME, RUN, Scene, first_fork, life_of, lone_fork
 from thinwire.collectives.consensus.chain import encode, founded
 from thinwire.collectives.consensus.proposal import vote_for
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
@@ -110,6 +110,8 @@ def test_departing_peer_says_farewell_with_its_promise():
 def test_peer_without_a_quorum_takes_up_a_lineage_founded_with_its_state_and_fetches_nothing():
     """The other founder announces the lineage before our next tick; our training since the fork remains."""
     scene = Scene()
+    scene.replica.found(first_fork(*ALL))
+    scene.session.advance()
     for peer in (ANN, BEN, CAT):
         scene.session.live.discard(peer)
         scene.session.on_link_down(peer, gone=False)
@@ -240,7 +242,7 @@ def test_session_without_a_quorum_tells_for_whom_and_until_when_it_waits(exchang
 
 def test_session_believes_a_chain_only_with_the_votes_of_its_members():
     session = Scene().session
-    root, lives = Fork(0, bytes(32), (), tuple(sorted(ALL)), b"", ()), dict.fromkeys(sorted(ALL), bytes(16))
+    root, lives = first_fork(*ALL), {peer: life_of(peer) for peer in sorted(ALL)}
     forged = certificate(1, name_of_fork(root), lives, ALL, lives)
     vote = vote_for(forged.commit.proposal, RESULTS)
     votes = tuple(Proof(peer, sign_message(vote, b"", KEYS[peer], RUN)) for peer in sorted(ALL))
@@ -298,10 +300,10 @@ def test_own_contribution_is_lent_in_runs_with_audits_or_trials_only(exchange, l
 @pytest.mark.parametrize(("exchange", "believed"), [("", False), (PIPELINE, True)])
 def test_only_a_lost_stage_begins_again_after_a_gap_and_with_another_founder(exchange, believed):
     session = Scene((), exchange=exchange, founder=ANN).session
-    given, life = Fork(0, bytes(32), (), (ANN,), b"", ()), bytes([9]) * 16
+    life = bytes([9]) * 16
     found = Found(5, 0, bytes(32), (ANN,), life)
     later = Fork(5, bytes(32), (ANN,), (ANN,), life, (sign_message(found, b"", KEYS[ANN], RUN),))
-    proved = proved_by(session.chains, (ChainEntry(given), ChainEntry(later)))
+    proved = proved_by(session.chains, (ChainEntry(first_fork(ANN)), ChainEntry(later)))
     assert (proved is not None) == believed
     assert session.lineages.trusted(msgspec.structs.replace(later, before=(), members=(BEN,))) == believed
     assert session.lineages.trusted(msgspec.structs.replace(later, before=()))
