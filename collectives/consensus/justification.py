@@ -132,32 +132,43 @@ def justify(proposal: Proposal, promises: Mapping[PeerId, Signed], farewells: Co
     return Propose(proposal, reports, tuple(named[name] for name in sorted(named)))
 
 
-def justified(message: Propose, electorate: Electorate, verify: Verify) -> bool:
-    """Return True if the value of a proposal follows from the promises with it.
+def reported(
+    message: Propose, electorate: Electorate, verify: Verify
+) -> tuple[dict[PeerId, Promise], dict[PeerId, Leave]] | None:
+    """Return the promises and farewells of a proposal; None if they are malformed, or no quorum has promised.
 
-    Only members with a valid signature and, in the case of votes, a valid proposal count. A free choice adopts only contested
-    results. Structure and farewells of the proposal itself are checked by the caller.
+    Only promises with a valid signature count, and only those of members. Farewells, and proofs of members, are checked by
+    the caller.
     """
     proposal, terms = message.proposal, electorate.terms
     if not all(sound(one, terms) and one.ballot < proposal.ballot for one in message.earlier):
-        return False
+        return None
     promises: dict[PeerId, Promise] = {}
     for report in message.reports:
         if report.peer in promises or report.peer not in terms.members or report.voted > len(message.earlier):
-            return False
+            return None
         voted = message.earlier[report.voted - 1] if report.voted else None
         promise = Promise(terms.round, terms.fragment, proposal.ballot, voted, report.digest, terms.lineage)
         if (voted is None) == (report.digest is None) and verify(report.peer, promise, report.signature):
             promises[report.peer] = promise
     if not electorate.enough(promises, departed(proposal)):
-        return False
+        return None
     named = {name_of(one): one for one in message.earlier}
-    farewells: dict[PeerId, Leave] = {}
-    for farewell in proposal.farewells:
-        if farewell.voted is not None and farewell.voted not in named:
-            return False
-        voted = named[farewell.voted] if farewell.voted is not None else None
-        farewells[farewell.peer] = Leave(terms.round, terms.fragment, terms.lineage, farewell, voted)
+    if any(one.voted is not None and one.voted not in named for one in proposal.farewells):
+        return None
+    return promises, {
+        one.peer: Leave(terms.round, terms.fragment, terms.lineage, one, named[one.voted] if one.voted else None)
+        for one in proposal.farewells
+    }
+
+
+def justified(
+    proposal: Proposal, promises: Mapping[PeerId, Promise], farewells: Mapping[PeerId, Leave], electorate: Electorate
+) -> bool:
+    """Return True if the value of a proposal follows from its promises and farewells.
+
+    A free choice adopts only contested results. The structure of the proposal is checked by the caller.
+    """
     found, possible = decidable(promises, farewells, electorate)
     if not possible:
         return proposal.adopted is None or any(proposes(proposal, one) for one in contested(found))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from thinwire.collectives.consensus.acceptor import BALLOTS
 from thinwire.collectives.consensus.announcements import Announcements
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.justification import justified
+from thinwire.collectives.consensus.justification import justified, reported
 from thinwire.collectives.consensus.proposal import DISTRUSTED, name_of, sound, statement, vote_for
 from thinwire.swarm.evidence import Equivocation
 from thinwire.swarm.lineage import Verify
@@ -77,10 +77,12 @@ class ProposalCheck:
 
     def justified(self, message: Propose) -> bool:
         """Return True if the value of a proposal follows from its promises; otherwise refuse the leader."""
-        if not all(map(self.genuine, message.earlier)):
-            return False  # An honest leader may know keys that this peer does not know yet.
-        if justified(message, self._electorate, self._verify):
-            return True
+        if (reports := reported(message, self._electorate, self._verify)) is not None:
+            # Only what members have signed: a liar alone could name proposals with thousands of keys that it has made.
+            if not all(self.genuine(one.voted) for part in reports for one in part.values() if one.voted is not None):
+                return False  # An honest leader may know keys that this peer does not know yet.
+            if justified(message.proposal, *reports, self._electorate):
+                return True
         # An honest leader sends no such proposal. Its further ballots in this round would only take time.
         self.refused.add(message.proposal.ballot.leader)
         return False

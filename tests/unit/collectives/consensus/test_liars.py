@@ -8,7 +8,7 @@ from kit.reference.liar_model import ABSENT, MISTAKES, LiarModel
 from kit.reference.small_model import explore
 from kit.rounds.round_harness import freely, leaving
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.justification import justified, justify, presentable
+from thinwire.collectives.consensus.justification import justified, justify, presentable, reported
 from thinwire.collectives.consensus.members.quorum import TWO_THIRDS, tolerated
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.proposal import statement, vote_for
@@ -101,7 +101,9 @@ def promised(ballot, votes, lineage=LINEAGE):
 
 
 def holds(message, terms=TERMS):
-    return justified(message, Electorate(CID, terms, IDS, verify), verify)
+    electorate = Electorate(CID, terms, IDS, verify)
+    reports = reported(message, electorate, verify)
+    return reports is not None and justified(message.proposal, *reports, electorate)
 
 
 def test_value_with_a_vote_binds_and_another_value_is_not_justified():

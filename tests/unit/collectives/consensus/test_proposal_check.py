@@ -22,11 +22,13 @@ from thinwire.swarm.messages.registry import (
     Ballot,
     Commit,
     Contribution,
+    MemberProof,
     Promise,
     Proof,
     Proposal,
     Propose,
     Ready,
+    Report,
 )
 
 IDS = tuple(bytes([number]) * 32 for number in range(4))
@@ -129,6 +131,21 @@ def test_value_of_a_vote_for_a_proposal_without_proofs_is_not_justified():
         adopting = msgspec.structs.replace(ours, kept=vote.members, lives=vote.lives)
         assert scene.check.justified(justify(adopting, promises, ())) == justified
         assert not scene.check.refused, "an honest leader may know more"
+
+
+@pytest.mark.parametrize("signer", [ANN, DAN])
+def test_new_members_of_an_earlier_proposal_are_checked_only_if_a_signed_promise_names_it(signer):
+    """One liar could otherwise name many proposals, each with many keys that it has made."""
+    scene = Scene()
+    proof = MemberProof(1, bytes(32), DAN, b"", b"")
+    false = proposal_of(1, lives=lives_in_order(IDS, {**LIVES, DAN: b"z" * LIFE}), member_proofs=(proof,))
+    message = freely(proposal_of(2), (LEADER, ME, DAN), sign)
+    promise = Promise(5, 0, message.proposal.ballot, false, RESULTS, LINEAGE)
+    reports = (*message.reports, Report(ANN, 1, RESULTS, sign(signer, promise)))
+    shown = msgspec.structs.replace(message, reports=reports, earlier=(false,))
+    before = scene.verified
+    assert scene.check.justified(shown) == (signer != ANN)
+    assert scene.verified - before == len(reports) + (signer == ANN)
 
 
 def test_signatures_in_a_genuine_proposal_are_checked_once_until_too_many_others_are_genuine():
