@@ -29,7 +29,7 @@ def certificate(
     Return None if too few votes are valid, or their keys are unknown. The certificate has only the valid votes, because a
     peer that knows an earlier electorate counts how many of it have voted. key_of: returns the public key of a peer.
     """
-    members = terms.seniors or terms.members
+    members = terms.by_seniority
     valid = voters(message, members, terms.fraction, verify)
     if not valid:
         return None

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from thinwire.collectives.consensus.farewells import Farewells, departed
 from thinwire.collectives.consensus.members.peer_standing import PeerStanding
-from thinwire.collectives.consensus.members.quorum import enough, fewest, possible, tolerated
+from thinwire.collectives.consensus.members.quorum import fewest, possible, tolerated
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, new_lives
 from thinwire.swarm.lineage import Verify
@@ -19,11 +19,6 @@ VIEW = 4.0
 
 ROTATIONS = 4
 """Rotations after which this time no longer doubles."""
-
-
-def _quorum(agreeing: Collection[PeerId], terms: RoundTerms, left: Collection[PeerId]) -> bool:
-    """Return True if a quorum of the members of a round without `left` agrees."""
-    return enough(agreeing, terms.seniors or terms.members, left, fraction=terms.fraction)
 
 
 class LeaderViews:
@@ -40,10 +35,14 @@ class LeaderViews:
     def __init__(self, me: PeerId, terms: RoundTerms, farewells: Farewells) -> None:
         self._me, self._terms, self._farewells = me, terms, farewells
         self.number = 0
-        self.asked = 0
-        """Highest view that this peer has asked for."""
         self._ask_at, self._changed = math.inf, False
         self._asked: dict[PeerId, int] = {}
+        """Highest view that each member has asked for."""
+
+    @property
+    def asked(self) -> int:
+        """Highest view that this peer has asked for."""
+        return self._asked.get(self._me, 0)
 
     def resume(self, number: int) -> None:
         """Begin with a later view than the first one, after a restart."""
@@ -71,9 +70,8 @@ class LeaderViews:
 
     def ask(self, now: float) -> None:
         """Ask for the next view."""
-        self.asked = max(self.asked, self.number + 1)
         self._ask_at = now + self._length
-        self._note(self._me, self.asked, now)
+        self._note(self._me, max(self.asked, self.number + 1), now)
 
     def on_change(self, sender: PeerId, view: int, now: float) -> bool:
         """Note that a member asks for a view; return True if this peer asks for a later one than before, too."""
@@ -83,15 +81,14 @@ class LeaderViews:
         honest = max(1, (len(self._terms.members) - 1) // 3)
         if len(others) <= honest or others[honest] <= self.asked:
             return False
-        self.asked = others[honest]
-        self._note(self._me, self.asked, now)
+        self._note(self._me, others[honest], now)
         return True
 
     def _note(self, peer: PeerId, view: int, now: float) -> None:
         self._asked[peer] = view
         for number in sorted({one for one in self._asked.values() if one > self.number}, reverse=True):
             asking = {one for one, asked in self._asked.items() if asked >= number}
-            if _quorum(asking, self._terms, set(self._farewells)):
+            if self._terms.enough(asking, set(self._farewells)):
                 self._changed = True
                 self._enter(number, now)
                 break
@@ -133,7 +130,7 @@ class Electorate:
 
     def enough(self, agreeing: Collection[PeerId], left: Collection[PeerId] | None = None) -> bool:
         """Return True if a quorum of the members without `left` agrees (default: all with a farewell)."""
-        return _quorum(agreeing, self.terms, set(self.farewells) if left is None else left)
+        return self.terms.enough(agreeing, set(self.farewells) if left is None else left)
 
     def on_trial(self, peer: PeerId) -> bool:
         """Return True if a peer is no member and needs an endorsement to become one."""
@@ -175,7 +172,7 @@ class Electorate:
 
     def possible(self, agreeing: Collection[PeerId], left: Collection[PeerId]) -> bool:
         """Return True if these members and the tolerated liars may be a quorum of the members without `left`."""
-        return possible(agreeing, self.terms.seniors or self.terms.members, left, fraction=self.terms.fraction)
+        return possible(agreeing, self.terms.by_seniority, left, fraction=self.terms.fraction)
 
     @property
     def liars(self) -> int:
@@ -189,8 +186,8 @@ class Electorate:
         have left with a farewell. Otherwise each absence of an honest member would increase the share of the liars. The most
         senior ones stay, banned ones only if there are too few others: not all peers may know the evidence.
         """
-        seniors, banned = self.terms.seniors or self.terms.members, self.standing.banned()
-        absent = [peer for peer in seniors if peer not in alive and peer not in gone and peer in self.terms.lives]
+        terms, banned = self.terms, self.standing.banned()
+        absent = [peer for peer in terms.by_seniority if peer not in {*alive, *gone} and peer in terms.lives]
         absent.sort(key=lambda peer: peer in banned)
         return tuple(absent[: max(0, fewest(self.liars) - len(alive))])
 
@@ -236,9 +233,9 @@ class Electorate:
         """
         return not self.liars or self.me in voters or self.confirmed(voters)
 
-    def reaches(self, member: PeerId) -> bool:
-        """Return True if this peer can reach a member that has a vote and has not left."""
-        return member in self.live and member not in self.nonvoters and member not in self.farewells
+    def reaches(self, peer: PeerId) -> bool:
+        """Return True if this peer can reach another one that has a vote, as far as known, and has not left."""
+        return peer in self.live and peer not in self.nonvoters and peer not in self.farewells
 
     @property
     def able(self) -> bool:
@@ -248,8 +245,7 @@ class Electorate:
     @property
     def absent(self) -> tuple[PeerId, ...]:
         """Members that this peer cannot reach, or that have no vote, in leader order."""
-        here = self.live - self.nonvoters
-        return tuple(peer for peer in self.terms.members if peer not in here and peer not in self.farewells)
+        return tuple(peer for peer in self.terms.members if not self.reaches(peer) and peer not in self.farewells)
 
     def waiting_for(self, ready: Collection[PeerId]) -> tuple[PeerId, ...]:
         """Return the reachable members and applicants that are not ready yet.
@@ -257,11 +253,8 @@ class Electorate:
         An applicant is a peer with a grace that is no member.
         """
         applicants = self.terms.graces.keys() - set(self.terms.members)
-        return tuple(
-            peer
-            for peer in (*self.terms.members, *sorted(applicants))
-            if peer in self.live and peer not in ready and peer not in self.nonvoters and peer not in self.farewells
-        )
+        awaited = (*self.terms.members, *sorted(applicants))
+        return tuple(peer for peer in awaited if self.reaches(peer) and peer not in ready)
 
     def order(self, leader: PeerId) -> list[PeerId]:
         """Return the reachable members in the order in which they lead; `leader` is the first of them."""

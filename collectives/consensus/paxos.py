@@ -348,12 +348,12 @@ class Agreement:
             case ViewChange():
                 self._on_view_change(sender, message, now)
             case Promise():
-                counts = sender in self.terms.members
                 if message.voted is not None:
                     self._check.note(message.voted)
-                asked = message.ballot == self._proposer.ballot  # Only then a check of its vote is worth its time.
-                if message.voted is None or (asked and counts and self._check.genuine(message.voted)):
-                    self._proposer.on_promise(sender, message, signature, counts=counts)
+                # Only a vote that counts is worth the time of its check.
+                counts = message.ballot == self._proposer.ballot and sender in self.terms.members
+                if message.voted is None or (counts and self._check.genuine(message.voted)):
+                    self._proposer.on_promise(sender, message, signature)
             case Decline():
                 self._proposer.excuse(sender)
             case Vote():

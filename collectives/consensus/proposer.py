@@ -160,8 +160,8 @@ class Proposer:
         # Peers on trial must not hold up a ballot.
         self._asked = {peer for peer in self._asked if not self._electorate.on_trial(peer)}
 
-    def on_promise(self, sender: PeerId, message: Promise, signature: bytes, *, counts: bool) -> None:
-        """Handle an answer to our Prepare. `counts`: True if the sender is a member."""
+    def on_promise(self, sender: PeerId, message: Promise, signature: bytes) -> None:
+        """Handle an answer to our Prepare; only those of members count."""
         voted = message.voted
         if message.lineage != self._terms.lineage:
             return
@@ -172,7 +172,7 @@ class Proposer:
         self._asked.discard(sender)
         if sender in self._electorate.nonvoters:
             return  # An honest peer without a vote promises nothing.
-        if counts:
+        if sender in self._terms.members:
             self._promises[sender] = message, signature
         elif sender in self._ready:
             self._guests.add(sender)
@@ -249,19 +249,18 @@ class Proposer:
         """
         ballot, promises, electorate = self.ballot, self._promises, self._electorate
         assert ballot is not None and promises is not None
-        present, late = set(self._ready), False
+        present, late, left = set(self._ready), False, electorate.farewells.below(ballot)
         if ballot.term > 1:
             # Peers that are not ready are asked as well: the swarm may have continued without us, and they would know.
             late = now >= self._prepared_at + self._wait
             if self._asked & electorate.live and not late:
                 return None
             present = {*promises, *self._guests}
-            promises = presentable(promises, electorate.farewells.below(ballot).values())
-            if not electorate.enough(promises, electorate.farewells.below(ballot)):
+            promises = presentable(promises, left.values())
+            if not electorate.enough(promises, left):
                 if late:
                     self.yield_to_others()
                 return None
-        left = electorate.farewells.below(ballot)
         proposal = self._proposal(ballot, present & electorate.live, promises, left, before)
         if proposal is None:
             found = None

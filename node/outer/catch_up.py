@@ -7,7 +7,6 @@ from collections.abc import Generator
 from functools import partial
 
 from thinwire.collectives.blocking_work import JobPart
-from thinwire.collectives.consensus.members.quorum import enough
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory
 from thinwire.collectives.state_sync.chunk_transfer import LATEST
@@ -87,7 +86,7 @@ class CatchUp:
         if voted or not offers or len(older) < len(offers):
             return self._prevails
         terms, silent = agreement.terms, set(replica.members) - older - {self._me}
-        return not enough(silent, terms.seniors or terms.members, fraction=terms.fraction)
+        return not terms.enough(silent)
 
     @property
     def alone_in_round(self) -> bool:

@@ -13,7 +13,6 @@ import numpy as np
 from msgspec.structs import replace
 from thinwire.collectives.consensus.justification import sealed
 from thinwire.collectives.consensus.members.lives import lives_in_order, lives_of
-from thinwire.collectives.consensus.members.quorum import enough
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import name_of, new_lives, vote_for
@@ -240,7 +239,7 @@ class _FalseVote:
             asyncio.get_running_loop().call_later(DELAY, self._begin_ballot, session.current)
 
     def _is_useful(self, peer: PeerId, promise: Promise, terms: RoundTerms) -> bool:
-        if promise.voted is not None or enough(self._promises, terms.seniors or terms.members, fraction=terms.fraction):
+        if promise.voted is not None or terms.enough(self._promises):
             return False
         self._promises.add(peer)
         return True

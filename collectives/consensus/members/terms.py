@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from thinwire.collectives.consensus.members.lives import electorate_digest, lives_in_order
+from thinwire.collectives.consensus.members.quorum import enough
 from thinwire.collectives.topology.placement import Order
 from thinwire.swarm.messages.registry import MAX_GROUP, Digest, PeerId
 
@@ -60,8 +61,16 @@ class RoundTerms:
     @property
     def electorate(self) -> Digest:
         """Digest of the members that vote, see `electorate_digest`."""
-        seniors = self.seniors or self.members
-        return electorate_digest(seniors, lives_in_order(seniors, self.lives))
+        return electorate_digest(self.by_seniority, lives_in_order(self.by_seniority, self.lives))
+
+    @property
+    def by_seniority(self) -> tuple[PeerId, ...]:
+        """The members by seniority."""
+        return self.seniors or self.members
+
+    def enough(self, agreeing: Collection[PeerId], left: Collection[PeerId] = ()) -> bool:
+        """Return True if a quorum of the members without `left` agrees."""
+        return enough(agreeing, self.by_seniority, left, fraction=self.fraction)
 
     def other_life(self, peer: PeerId, life: bytes) -> bool:
         """Return True if `life` is not the member's life: it has lost its run folder since it became a member."""

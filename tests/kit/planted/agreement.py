@@ -8,11 +8,11 @@ from __future__ import annotations
 import blake3
 import msgspec
 import numpy as np
-from thinwire.collectives.consensus import electorate
 from thinwire.collectives.consensus.acceptor import Acceptor
 from thinwire.collectives.consensus.chain import encode as encode_chain
 from thinwire.collectives.consensus.chain import end_of
 from thinwire.collectives.consensus.electorate import Electorate
+from thinwire.collectives.consensus.members import terms
 from thinwire.collectives.consensus.vote_store import VoteRecord
 from thinwire.collectives.state_sync import state_sync
 from thinwire.collectives.state_sync.state_offers import matches, state_digest
@@ -109,14 +109,14 @@ def lineage_never_yields(patch):
 
 def both_halves_decide(patch):
     """Half of the members are a quorum, with or without the most senior one."""
-    enough = electorate.enough
+    enough = terms.enough
 
     def tie(agreeing, seniors, left=(), *, fraction=0.5):
         base = [member for member in seniors if member not in left]
         half = bool(base) and 2 * len([member for member in base if member in agreeing]) == len(base)
         return half or enough(agreeing, seniors, left, fraction=fraction)
 
-    patch.setattr(electorate, "enough", tie)
+    patch.setattr(terms, "enough", tie)
 
 
 def lost_folder_keeps_its_vote(patch):

@@ -64,7 +64,7 @@ def test_proposer_without_promises_of_three_of_five_never_opens(linked):
         now = 2.0 * patiences
         if not candidate.preparing:
             candidate.prepare(promise(2), SIGNED, now)
-            candidate.on_promise(IDS[4], promise(2), SIGNED, counts=True)
+            candidate.on_promise(IDS[4], promise(2), SIGNED)
         assert proposed(candidate, None, now + 0.1) is None and proposed(candidate, None, now + 2.1) is None
 
 
@@ -75,7 +75,7 @@ def test_proposer_with_farewells_of_the_dead_opens_with_two_of_three():
     candidate = Proposer(known, {peer: announced() for peer in (ME, IDS[4])})
     candidate.prepare(promise(2), SIGNED, 0.0)
     assert proposed(candidate, None, 0.1) is None
-    candidate.on_promise(IDS[4], promise(2), SIGNED, counts=True)
+    candidate.on_promise(IDS[4], promise(2), SIGNED)
     found = proposed(candidate, None, 0.2)
     assert found is not None and [one.peer for one in found.farewells] == IDS[1:3]
     assert {(one.peer, one.reason) for one in found.excluded} == {
@@ -91,7 +91,7 @@ def test_departed_member_takes_no_part_although_it_promised_before():
     candidate.prepare(promise(2), SIGNED, 0.0)
     for peer in IDS:
         if peer != ME:
-            candidate.on_promise(peer, promise(2), SIGNED, counts=True)
+            candidate.on_promise(peer, promise(2), SIGNED)
     known.farewells.add(leaving(IDS[0], Ballot(2, ME)))
     found = proposed(candidate, None, 0.1)
     assert found is not None and found.alive == tuple(IDS[1:]) and [one.peer for one in found.farewells] == IDS[:1]
@@ -102,9 +102,9 @@ def test_member_has_answered_a_ballot_with_its_promise_and_then_with_its_vote():
     assert candidate.unanswered == ()
     candidate.prepare(promise(2), SIGNED, 0.0)
     for peer in IDS[1:3]:
-        candidate.on_promise(peer, promise(2), SIGNED, counts=True)
+        candidate.on_promise(peer, promise(2), SIGNED)
     assert candidate.unanswered == (IDS[4],), "the first member cannot be reached"
-    candidate.on_promise(IDS[4], promise(2), SIGNED, counts=True)
+    candidate.on_promise(IDS[4], promise(2), SIGNED)
     assert candidate.unanswered == ()
     found = proposed(candidate, None, 0.1)
     assert found is not None and candidate.unanswered == (IDS[1], IDS[2], IDS[4])
@@ -120,11 +120,11 @@ def test_proposer_waits_for_peer_without_state_only_if_member():
     candidate = Proposer(electorate(live={*alive, guest}), ready)
     candidate.prepare(promise(2), SIGNED, 0.0)
     for peer in (IDS[1], IDS[2]):
-        candidate.on_promise(peer, promise(2), SIGNED, counts=True)
+        candidate.on_promise(peer, promise(2), SIGNED)
     candidate.excuse(guest)
     candidate.excuse(IDS[4])
     assert proposed(candidate, None, 0.1) is None
-    candidate.on_promise(IDS[4], promise(2), SIGNED, counts=True)
+    candidate.on_promise(IDS[4], promise(2), SIGNED)
     assert proposed(candidate, None, 0.2) is not None
 
 
@@ -214,15 +214,15 @@ def test_group_of_an_earlier_ballot_is_given_up_after_a_rotation_of_leader_views
             voters.views.on_change(peer, view, 0.0)
         proposer.prepare(promise(9), SIGNED, 0.0)
         for peer in IDS:
-            proposer.on_promise(peer, promise(9), SIGNED, counts=True)
+            proposer.on_promise(peer, promise(9), SIGNED)
         assert (proposed(proposer, before, 0.1).group == before.group) == (view < 5)
 
 
 def test_proposer_opens_with_promises_of_a_quorum_for_its_ballot():
     proposer = prepared(live={ME, *IDS[:2]})
-    proposer.on_promise(IDS[0], promise(3), SIGNED, counts=True)
+    proposer.on_promise(IDS[0], promise(3), SIGNED)
     assert proposed(proposer, None, 0.1) is None
-    proposer.on_promise(IDS[1], promise(3), SIGNED, counts=True)
+    proposer.on_promise(IDS[1], promise(3), SIGNED)
     found = proposed(proposer, None, 0.2)
     assert found is not None and found.alive == (IDS[0], IDS[1], ME) and not proposer.preparing
 
@@ -230,8 +230,8 @@ def test_proposer_opens_with_promises_of_a_quorum_for_its_ballot():
 @pytest.mark.parametrize("term", [2, 4])
 def test_promise_for_another_ballot_is_ignored(term):
     proposer = prepared(live={ME, *IDS[:2]})
-    proposer.on_promise(IDS[0], promise(3), SIGNED, counts=True)
-    proposer.on_promise(IDS[1], promise(term), SIGNED, counts=True)
+    proposer.on_promise(IDS[0], promise(3), SIGNED)
+    proposer.on_promise(IDS[1], promise(term), SIGNED)
     assert proposed(proposer, None, 0.1) is None
 
 
@@ -247,22 +247,22 @@ def test_promise_for_another_ballot_is_ignored(term):
 )
 def test_promise_with_an_invalid_vote_is_ignored(voted, digest):
     proposer = prepared(live={ME, *IDS[:2]})
-    proposer.on_promise(IDS[0], promise(3), SIGNED, counts=True)
-    proposer.on_promise(IDS[1], promise(3, voted, digest), SIGNED, counts=True)
+    proposer.on_promise(IDS[0], promise(3), SIGNED)
+    proposer.on_promise(IDS[1], promise(3, voted, digest), SIGNED)
     assert proposed(proposer, None, 0.1) is None
 
 
 def test_promise_with_a_lower_vote_is_adopted():
     proposer, voted = prepared(live={ME, *IDS[:2]}), proposal_of(Ballot(1, IDS[0]))
-    proposer.on_promise(IDS[0], promise(3), SIGNED, counts=True)
-    proposer.on_promise(IDS[1], promise(3, voted, RESULTS), SIGNED, counts=True)
+    proposer.on_promise(IDS[0], promise(3), SIGNED)
+    proposer.on_promise(IDS[1], promise(3, voted, RESULTS), SIGNED)
     found = proposed(proposer, None, 0.1)
     assert found is not None and found.adopted == RESULTS and found.sources == (IDS[1],)
 
 
 def test_proposer_without_a_quorum_steps_back_after_a_patience():
     proposer = prepared()
-    proposer.on_promise(IDS[0], promise(3), SIGNED, counts=True)
+    proposer.on_promise(IDS[0], promise(3), SIGNED)
     assert proposed(proposer, None, 1.9) is None and proposer.preparing
     assert proposed(proposer, None, 2.0) is None and not proposer.preparing and proposer.ballot is None
 
@@ -299,7 +299,7 @@ def test_vote_for_another_proposal_or_of_another_peer_is_ignored(case, term):
 def test_promise_of_another_lineage_is_ignored(lineage):
     proposer = prepared(live={ME, *IDS[:2]}, terms=replace(TERMS, lineage=b"k" * 16))
     for peer, one in ((IDS[0], b"k" * 16), (IDS[1], lineage)):
-        proposer.on_promise(peer, msgspec.structs.replace(promise(3), lineage=one), SIGNED, counts=True)
+        proposer.on_promise(peer, msgspec.structs.replace(promise(3), lineage=one), SIGNED)
     assert proposed(proposer, None, 0.1) is None
 
 
@@ -318,7 +318,7 @@ def test_newcomer_on_trial_takes_part_only_in_the_first_ballot_and_with_endorsem
     else:
         proposer.prepare(promise(2), SIGNED, 0.0)
         for peer in everyone:
-            proposer.on_promise(peer, promise(2), SIGNED, counts=peer != guest)
+            proposer.on_promise(peer, promise(2), SIGNED)
     found = proposer.propose(None, 0.1)
     assert bool(found.reports) != first
     proposal = found.proposal
@@ -345,7 +345,7 @@ def test_missing_results_of_an_owner_call_for_a_new_ballot_once_it_has_had_time_
     """The three others are a quorum with the owner, and none without it."""
     proposer = prepared()
     for peer in IDS:
-        proposer.on_promise(peer, promise(3), SIGNED, counts=True)
+        proposer.on_promise(peer, promise(3), SIGNED)
     proposal = proposed(proposer, None, 0.1)
     for accuser in (IDS[0], IDS[4]):
         proposer.on_blame(accuser, Blame(5, 0, proposal.ballot, IDS[1], "result missing"), proposal, now)
@@ -390,9 +390,9 @@ def test_next_ballot_ends_at_the_last_term():
 def test_newcomers_own_no_chunks_while_they_are_at_most_half():
     terms = replace(TERMS, members=(ME, IDS[0]))
     proposer = prepared(terms=terms, live={ME, IDS[0], IDS[1], IDS[4]})
-    proposer.on_promise(IDS[0], promise(3), SIGNED, counts=True)
+    proposer.on_promise(IDS[0], promise(3), SIGNED)
     for guest in (IDS[1], IDS[4]):
-        proposer.on_promise(guest, promise(3), SIGNED, counts=False)
+        proposer.on_promise(guest, promise(3), SIGNED)
     found = proposed(proposer, None, 0.1)
     assert found is not None and found.idle == (IDS[1], IDS[4]) and len(found.alive) == 4
 
@@ -401,9 +401,9 @@ def test_newcomers_own_no_chunks_while_they_are_at_most_half():
 def test_newcomers_own_chunks_only_if_they_are_more_than_half(guests, idle):
     terms = replace(TERMS, members=(ME, IDS[0]))
     proposer = prepared(terms=terms, live={ME, IDS[0], *(IDS[guest] for guest in guests)})
-    proposer.on_promise(IDS[0], promise(3), SIGNED, counts=True)
+    proposer.on_promise(IDS[0], promise(3), SIGNED)
     for guest in guests:
-        proposer.on_promise(IDS[guest], promise(3), SIGNED, counts=False)
+        proposer.on_promise(IDS[guest], promise(3), SIGNED)
     found = proposed(proposer, None, 0.1)
     assert found is not None and found.idle == tuple(IDS[guest] for guest in idle)
 
@@ -412,13 +412,13 @@ def test_next_ballot_takes_chunks_of_blamed_peers_unless_no_owner_would_be_left(
     proposer = prepared(live={ME, *IDS[:2]})
     proposer.blame_book.idle |= {IDS[0]}
     for peer in IDS[:2]:
-        proposer.on_promise(peer, promise(3), SIGNED, counts=True)
+        proposer.on_promise(peer, promise(3), SIGNED)
     found = proposed(proposer, None, 0.1)
     assert found is not None and found.idle == (IDS[0],)
     proposer.prepare(promise(4), SIGNED, 1.0)
     proposer.blame_book.idle |= {IDS[1], ME}
     for peer in IDS[:2]:
-        proposer.on_promise(peer, promise(4), SIGNED, counts=True)
+        proposer.on_promise(peer, promise(4), SIGNED)
     found = proposed(proposer, None, 1.1)
     assert found is not None and found.idle == ()
 
@@ -426,7 +426,7 @@ def test_next_ballot_takes_chunks_of_blamed_peers_unless_no_owner_would_be_left(
 def test_proposer_adopts_the_possible_value_of_the_highest_ballot():
     proposer = prepared()
     for peer, term, digest in ((IDS[0], 1, OTHER), (IDS[1], 2, RESULTS)):
-        proposer.on_promise(peer, promise(3, proposal_of(Ballot(term, IDS[term])), digest), SIGNED, counts=True)
+        proposer.on_promise(peer, promise(3, proposal_of(Ballot(term, IDS[term])), digest), SIGNED)
     found = proposed(proposer, None, 2.0)
     assert found is not None and found.adopted == RESULTS and found.sources == (IDS[1],)
 
@@ -435,7 +435,7 @@ def test_proposer_with_members_that_may_lie_opens_freely_without_reported_votes(
     terms = replace(TERMS, members=tuple(IDS[:4]), fraction=2 / 3)
     proposer = prepared(terms=terms, live=IDS[:4])
     for peer in IDS[:3]:
-        proposer.on_promise(peer, promise(3), SIGNED, counts=True)
+        proposer.on_promise(peer, promise(3), SIGNED)
     found = proposed(proposer, None, 0.1)
     assert found is not None and found.adopted is None and len(found.contributors) == 4
 
@@ -448,9 +448,9 @@ def test_proposer_with_members_that_may_lie_adopts_a_value_only_if_no_other_is_p
     for term, digest in ((1, RESULTS), (2, OTHER if differ else RESULTS)):
         proposal = proposal_of(Ballot(2 if differ else 1, IDS[term if differ else 1]), tuple(IDS[:4]))
         proposal = msgspec.structs.replace(proposal, electorate=terms.electorate)
-        proposer.on_promise(IDS[term], promise(3, proposal, digest), SIGNED, counts=True)
+        proposer.on_promise(IDS[term], promise(3, proposal, digest), SIGNED)
     if not differ:
-        proposer.on_promise(IDS[0], promise(3), SIGNED, counts=True)
+        proposer.on_promise(IDS[0], promise(3), SIGNED)
     found = proposed(proposer, None, 0.1)
     assert (found is None) if differ else (found is not None and found.adopted == RESULTS)
 
@@ -482,7 +482,7 @@ def test_results_of_voters_are_tried_again_only_if_votes_for_the_same_contributo
         proposer.prepare(promise(term), SIGNED, float(term))
         for peer in (IDS[0], IDS[1], IDS[2], IDS[4]):
             said = promise(term, proposals[peer], votes[peer][1]) if peer in votes else promise(term)
-            proposer.on_promise(peer, said, SIGNED, counts=True)
+            proposer.on_promise(peer, said, SIGNED)
         found = proposed(proposer, None, term + 0.1)
         assert found is not None and (found.adopted is not None) == (tried and term in (4, 5))
         adopted += [found.adopted] if found.adopted is not None else []
@@ -495,7 +495,7 @@ def test_contested_results_with_more_votes_than_may_lie_are_adopted_at_once(seco
     proposer, proposal = prepared(terms=terms), voted(1, RESULTS, *IDS)[0]
     for peer, digest in ((IDS[0], RESULTS), (IDS[1], second), (IDS[2], OTHER), (IDS[4], None)):
         vote = msgspec.structs.replace(proposal, electorate=terms.electorate), digest
-        proposer.on_promise(peer, promise(3, *vote) if digest is not None else promise(3), SIGNED, counts=True)
+        proposer.on_promise(peer, promise(3, *vote) if digest is not None else promise(3), SIGNED)
     found = proposed(proposer, None, 0.1)
     assert found is not None and found.adopted == second
     assert found.sources == (tuple(IDS[:2]) if second == RESULTS else tuple(IDS[1:3]))
