@@ -120,10 +120,10 @@ class Acceptor:
         """Proposal that we voted for last."""
         return self._record.voted
 
-    def follows(
+    def follow(
         self, sender: PeerId, message: Proposal, now: float, justified: Callable[[], bool] = lambda: True
     ) -> bool:
-        """Return True if a proposal is to be followed, and note it.
+        """Follow a proposal; return False if that is not allowed.
 
         The first term belongs to the first member and needs no promises. `justified`: checks those of a later one, which
         takes time, so it is called last.
@@ -134,7 +134,7 @@ class Acceptor:
         if ballot.term < 1 or (first and sender != self._terms.members[0]):
             return False
         # The promises that justify it prove that its term is in use.
-        if not (first or ballot == self.promised or self._heeds(ballot, now, LAST_TERM)):
+        if not (first or ballot == self.promised or self._heed(ballot, now, LAST_TERM)):
             return False
         if not (first or justified()):
             return False
@@ -142,18 +142,18 @@ class Acceptor:
         self._followed = ballot
         return True
 
-    def heeds(self, sender: PeerId, message: Prepare, now: float) -> bool:
-        """Return True if a Prepare gets our promise, and note it."""
+    def heed(self, sender: PeerId, message: Prepare, now: float) -> bool:
+        """Count the ballot of a Prepare; return False if it gets no promise."""
         ballot = message.ballot
         fresh = sender == ballot.leader and ballot.term > 1 and ballot > self.promised
-        return fresh and self._heeds(ballot, now, self.highest(sender))
+        return fresh and self._heed(ballot, now, self.highest(sender))
 
     def highest(self, leader: PeerId) -> int:
         """Return the highest term that a ballot of this leader may have in the present view."""
         views = self._views.number + 1 + (self._views.member == leader)
         return min(LEAP * views, LAST_TERM)
 
-    def _heeds(self, ballot: Ballot, now: float, highest: int) -> bool:
+    def _heed(self, ballot: Ballot, now: float, highest: int) -> bool:
         # Somewhat less than an honest leader pauses: messages overtake each other, and patiences differ.
         pause = 0.75 * ballot_pause(self._heeded.of(ballot.leader)) * self._terms.patience
         if ballot.term > highest or now < self._heeded_at.get(ballot.leader, 0.0) + pause:

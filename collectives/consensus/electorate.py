@@ -201,7 +201,7 @@ class Electorate:
         found = {
             one.peer: one
             for one in (*proposal.farewells, *proposal.left)
-            if one.peer not in proposal.members and self.farewells.signed(one)
+            if one.peer not in proposal.members and self.farewells.is_signed(one)
         }
         return tuple(found[peer] for peer in sorted(found))
 

@@ -37,20 +37,18 @@ class Farewells:
 
     def add(self, leave: Leave) -> bool:
         """Add a farewell; return False if it is known, or cannot be right."""
-        peer, proposal, terms = leave.farewell.peer, leave.voted, self._terms
+        farewell, peer, proposal, terms = leave.farewell, leave.farewell.peer, leave.voted, self._terms
         if peer in self._known or peer not in terms.members or len(self._known) >= MAX_FAREWELLS:
             return False
         if (leave.round, leave.fragment, leave.lineage) != (terms.round, terms.fragment, terms.lineage):
             return False
-        if (proposal is None) != (leave.farewell.voted is None) or (proposal is None) != (
-            leave.farewell.digest is None
-        ):
+        if not (proposal is None) == (farewell.voted is None) == (farewell.digest is None):
             return False
-        if proposal is not None and not (sound(proposal, terms) and name_of(proposal) == leave.farewell.voted):
+        if proposal is not None and not (sound(proposal, terms) and name_of(proposal) == farewell.voted):
             return False
-        if proposal is not None and proposal.ballot > leave.farewell.promised:
+        if proposal is not None and proposal.ballot > farewell.promised:
             return False  # A vote is a promise. A ballot that carries this farewell could not be justified.
-        if not self._verify(peer, statement(leave), leave.farewell.signature):
+        if not self.is_signed(farewell):
             return False
         self._known[peer] = leave
         return True
@@ -66,12 +64,11 @@ class Farewells:
     def valid(self, proposal: Proposal) -> bool:
         """Return True if the farewells of a proposal may be left out of its quorum."""
         peers = [farewell.peer for farewell in proposal.farewells]
-        return peers == sorted(set(peers)) and all(self._valid(farewell, proposal) for farewell in proposal.farewells)
+        return peers == sorted(set(peers)) and all(
+            one.promised <= proposal.ballot and self.is_signed(one) for one in proposal.farewells
+        )
 
-    def _valid(self, farewell: Farewell, proposal: Proposal) -> bool:
-        return farewell.promised <= proposal.ballot and self.signed(farewell)
-
-    def signed(self, farewell: Farewell) -> bool:
+    def is_signed(self, farewell: Farewell) -> bool:
         """Return True if a member has signed this farewell."""
         terms, known = self._terms, self._known.get(farewell.peer)
         if farewell.peer not in terms.members:

@@ -380,7 +380,7 @@ class Agreement:
         proposal = message.proposal
         if not self._check.admits(sender, message, self.proposal):
             return
-        if not self._acceptor.follows(sender, proposal, now, lambda: self._check.justified(message)):
+        if not self._acceptor.follow(sender, proposal, now, lambda: self._check.justified(message)):
             return
         self._proposer.follow()
         self.proposal = proposal
@@ -428,7 +428,7 @@ class Agreement:
         # A ballot of a hasty peer has been in vain, in a round before or in this one.
         hasty = sender in self._hasty or sender in self._acceptor.heeded
         early = self._turn.too_early(sender, self.proposal, now, hasty=hasty)
-        if early or not self._acceptor.heeds(sender, message, now):
+        if early or not self._acceptor.heed(sender, message, now):
             return
         if (promise := self._acceptor.promise(message.ballot)) is None:
             return
@@ -457,7 +457,7 @@ class Agreement:
         peer, voted, farewells = message.farewell.peer, message.voted, self._electorate.farewells
         if self.commit is not None or peer in farewells or peer not in self.terms.members:
             return
-        if not farewells.signed(message.farewell):
+        if not farewells.is_signed(message.farewell):
             return
         if (voted is None or self._check.genuine(voted)) and farewells.add(message):
             others = self._electorate.live - {self.me, sender, peer}

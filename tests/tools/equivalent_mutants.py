@@ -32,7 +32,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("collectives/consensus/acceptor.py", "self._in_view = (0, -1)"): "no member has precedence in view 0",
     (
         "collectives/consensus/acceptor.py",
-        "if not (first or ballot <= self.promised or self._heeds(ballot, now, LAST_TERM)):",
+        "if not (first or ballot <= self.promised or self._heed(ballot, now, LAST_TERM)):",
     ): "lower ballots were refused above",
     (
         "collectives/consensus/acceptor.py",
@@ -86,7 +86,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "it grows by one",
     (
         "collectives/consensus/farewells.py",
-        "if (proposal is None) > (leave.farewell.voted is None) or (proposal is None) != (",
+        "if not (proposal is None) <= (farewell.voted is None) == (farewell.digest is None):",
     ): "no proposal has the name None",
     (
         "collectives/consensus/members/quorum.py",

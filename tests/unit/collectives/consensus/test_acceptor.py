@@ -118,18 +118,18 @@ def test_vote_above_the_promise_is_accepted():
 
 def test_heeds_a_prepare_only_from_its_leader_and_above_the_promise():
     acceptor = acceptor_of()
-    assert not acceptor.heeds(FIRST, prepare(2, SECOND), 0.0) and not acceptor.heeds(THIRD, prepare(2, SECOND), 0.0)
+    assert not acceptor.heed(FIRST, prepare(2, SECOND), 0.0) and not acceptor.heed(THIRD, prepare(2, SECOND), 0.0)
     acceptor.promise(Ballot(3, SECOND))
-    assert not acceptor.heeds(SECOND, prepare(3, SECOND), 0.0)
-    assert not acceptor.heeds(SECOND, prepare(2, SECOND), 0.0)
-    assert acceptor.heeds(SECOND, prepare(4, SECOND), 0.0)
+    assert not acceptor.heed(SECOND, prepare(3, SECOND), 0.0)
+    assert not acceptor.heed(SECOND, prepare(2, SECOND), 0.0)
+    assert acceptor.heed(SECOND, prepare(4, SECOND), 0.0)
     assert acceptor.promised == Ballot(3, SECOND), "the promise is made by promise()"
 
 
 def test_first_ballot_needs_no_promises_and_another_member_cannot_begin_it():
     """Otherwise a member could take the first ballot from its leader before it opens."""
     for term in (1, 2):
-        assert acceptor_of().heeds(SECOND, prepare(term, SECOND), 0.0) == (term > 1)
+        assert acceptor_of().heed(SECOND, prepare(term, SECOND), 0.0) == (term > 1)
 
 
 def test_heeds_a_term_up_to_a_bound_that_grows_with_each_view_and_is_higher_for_the_member_with_precedence():
@@ -141,9 +141,9 @@ def test_heeds_a_term_up_to_a_bound_that_grows_with_each_view_and_is_higher_for_
         assert (views.number, views.member) == (number, member)
         for peer in MEMBERS:
             highest = LEAP * (number + 1 + (peer == member))
-            assert not acceptor.heeds(peer, prepare(highest + 1, peer), 1000.0 * number)
+            assert not acceptor.heed(peer, prepare(highest + 1, peer), 1000.0 * number)
         if member:
-            assert acceptor.heeds(member, prepare(LEAP * (number + 2), member), 1000.0 * number)
+            assert acceptor.heed(member, prepare(LEAP * (number + 2), member), 1000.0 * number)
         for peer in MEMBERS:
             views.on_change(peer, number + 1, 1000.0 * number)
 
@@ -152,90 +152,90 @@ def test_heeds_no_term_above_the_last_one():
     store = MemoryVoteStore()
     store.save(VoteRecord(b"", 5, Ballot(LAST_TERM - 1, FIRST), None, None))
     acceptor = acceptor_of(store)
-    assert not acceptor.heeds(SECOND, prepare(LAST_TERM + 1, SECOND), 0.0)
-    assert acceptor.heeds(SECOND, prepare(LAST_TERM, SECOND), 0.0)
+    assert not acceptor.heed(SECOND, prepare(LAST_TERM + 1, SECOND), 0.0)
+    assert acceptor.heed(SECOND, prepare(LAST_TERM, SECOND), 0.0)
 
 
 def test_follows_a_justified_proposal_of_any_term():
     """Its promises prove that the term is in use. A peer that has restarted follows the others like that."""
-    assert acceptor_of().follows(SECOND, proposal_of(10 * LEAP, SECOND), 0.0)
+    assert acceptor_of().follow(SECOND, proposal_of(10 * LEAP, SECOND), 0.0)
 
 
 def test_ballots_of_the_member_with_precedence_are_counted_again_in_its_view():
     views = views_of(given := terms())
     acceptor = Acceptor(given, MemoryVoteStore(), views, abstains=False)
     for term in range(2, 12):
-        acceptor.heeds(SECOND, prepare(term, SECOND), 100.0 * term)
-    assert not acceptor.heeds(SECOND, prepare(12, SECOND), 1100.0)
+        acceptor.heed(SECOND, prepare(term, SECOND), 100.0 * term)
+    assert not acceptor.heed(SECOND, prepare(12, SECOND), 1100.0)
     views.begin(0.0)
     for peer in MEMBERS[:2]:
         views.on_change(peer, 1, 1100.0)
-    assert [acceptor.heeds(SECOND, prepare(term, SECOND), 1100.0) for term in range(12, 18)] == [True] * 5 + [False]
+    assert [acceptor.heed(SECOND, prepare(term, SECOND), 1100.0) for term in range(12, 18)] == [True] * 5 + [False]
     assert not acceptor.trusts(SECOND), "for its leadership those of the round count"
 
 
 def test_heeds_the_first_ballots_at_once_and_later_ones_after_growing_pauses():
     acceptor, now = acceptor_of(), 0.0
     for term in range(2, 2 + BALLOTS):
-        assert acceptor.heeds(SECOND, prepare(term, SECOND), now)
+        assert acceptor.heed(SECOND, prepare(term, SECOND), now)
     for number in range(BALLOTS, BALLOTS + 8):
         pause = 0.75 * ballot_pause(number) * PATIENCE
         if pause:
-            assert not acceptor.heeds(SECOND, prepare(100 + number, SECOND), now + 0.99 * pause)
+            assert not acceptor.heed(SECOND, prepare(100 + number, SECOND), now + 0.99 * pause)
         now += 1.01 * pause
-        assert acceptor.heeds(SECOND, prepare(100 + number, SECOND), now)
+        assert acceptor.heed(SECOND, prepare(100 + number, SECOND), now)
 
 
 def test_heeds_counts_the_ballots_of_each_leader_separately():
     acceptor = acceptor_of()
     for term in range(2, 4 + BALLOTS):
-        acceptor.heeds(SECOND, prepare(term, SECOND), 0.0)
-    assert not acceptor.heeds(SECOND, prepare(50, SECOND), 0.0)
-    assert acceptor.heeds(THIRD, prepare(50, THIRD), 0.0)
+        acceptor.heed(SECOND, prepare(term, SECOND), 0.0)
+    assert not acceptor.heed(SECOND, prepare(50, SECOND), 0.0)
+    assert acceptor.heed(THIRD, prepare(50, THIRD), 0.0)
 
 
 def test_trusts_a_peer_until_it_has_begun_more_ballots_than_an_honest_one():
     acceptor = acceptor_of()
     assert acceptor.trusts(SECOND)
     for term in range(2, 2 + BALLOTS):
-        acceptor.heeds(SECOND, prepare(term, SECOND), 500.0)
+        acceptor.heed(SECOND, prepare(term, SECOND), 500.0)
         assert acceptor.trusts(SECOND)
-    acceptor.heeds(SECOND, prepare(90, SECOND), 1000.0)
+    acceptor.heed(SECOND, prepare(90, SECOND), 1000.0)
     assert not acceptor.trusts(SECOND) and acceptor.trusts(THIRD)
 
 
 def test_follows_the_first_term_only_from_the_first_member():
-    assert acceptor_of().follows(FIRST, proposal_of(1), 0.0)
-    assert not acceptor_of().follows(SECOND, proposal_of(1, SECOND), 0.0)
-    assert not acceptor_of().follows(SECOND, proposal_of(1), 0.0), "sent by another peer than its leader"
-    assert not acceptor_of().follows(FIRST, proposal_of(0), 0.0)
+    assert acceptor_of().follow(FIRST, proposal_of(1), 0.0)
+    assert not acceptor_of().follow(SECOND, proposal_of(1, SECOND), 0.0)
+    assert not acceptor_of().follow(SECOND, proposal_of(1), 0.0), "sent by another peer than its leader"
+    assert not acceptor_of().follow(FIRST, proposal_of(0), 0.0)
 
 
 def test_follows_a_later_term_only_if_it_is_justified():
     acceptor = acceptor_of()
-    assert not acceptor.follows(SECOND, proposal_of(2, SECOND), 0.0, lambda: False) and acceptor.promised.term == 0
-    assert acceptor.follows(SECOND, proposal_of(2, SECOND), 0.0, lambda: True)
+    assert not acceptor.follow(SECOND, proposal_of(2, SECOND), 0.0, lambda: False) and acceptor.promised.term == 0
+    assert acceptor.follow(SECOND, proposal_of(2, SECOND), 0.0, lambda: True)
 
 
 def test_follows_a_later_term_when_promised_or_heeded_and_never_below_the_promise():
     acceptor = acceptor_of()
-    assert not acceptor.follows(FIRST, proposal_of(2, SECOND), 0.0) and not acceptor.follows(
+    assert not acceptor.follow(FIRST, proposal_of(2, SECOND), 0.0) and not acceptor.follow(
         THIRD, proposal_of(2, SECOND), 0.0
     )
-    assert acceptor.follows(SECOND, proposal_of(2, SECOND), 0.0)
+    assert acceptor.follow(SECOND, proposal_of(2, SECOND), 0.0)
     acceptor.promise(Ballot(3, THIRD))
-    assert acceptor.follows(THIRD, proposal_of(3, THIRD), 0.0)
-    assert not acceptor.follows(SECOND, proposal_of(2, SECOND), 0.0)
-    assert not acceptor.follows(FIRST, proposal_of(1), 0.0)
+    assert acceptor.follow(THIRD, proposal_of(3, THIRD), 0.0)
+    assert not acceptor.follow(SECOND, proposal_of(2, SECOND), 0.0)
+    assert not acceptor.follow(FIRST, proposal_of(1), 0.0)
 
 
 def test_follows_a_promised_ballot_although_its_leader_has_begun_too_many():
     acceptor = acceptor_of()
     for term in range(2, 3 + BALLOTS):
-        acceptor.heeds(SECOND, prepare(term, SECOND), 0.0)
+        acceptor.heed(SECOND, prepare(term, SECOND), 0.0)
     acceptor.promise(Ballot(9, SECOND))
-    assert acceptor.follows(SECOND, proposal_of(9, SECOND), 0.0)
-    assert not acceptor.follows(SECOND, proposal_of(10, SECOND), 0.0)
+    assert acceptor.follow(SECOND, proposal_of(9, SECOND), 0.0)
+    assert not acceptor.follow(SECOND, proposal_of(10, SECOND), 0.0)
 
 
 @pytest.mark.parametrize("term", [1, 4])
@@ -251,18 +251,18 @@ def test_follows_a_promised_ballot_although_its_leader_has_begun_too_many():
 )
 def test_follows_no_ballot_of_another_electorate(electorate, term):
     """Its vote would prove the ballot to peers that count the quorum over the other electorate."""
-    assert acceptor_of().follows(FIRST, proposal_of(term), 0.0)
+    assert acceptor_of().follow(FIRST, proposal_of(term), 0.0)
     acceptor = acceptor_of()
-    assert not acceptor.follows(FIRST, proposal_of(term, electorate=electorate), 0.0)
+    assert not acceptor.follow(FIRST, proposal_of(term, electorate=electorate), 0.0)
     assert acceptor.promised.term == 0
 
 
 @pytest.mark.parametrize("changes", [{"lives": {THIRD: b"x" * LIFE}}, {"seniors": (THIRD, FIRST, SECOND)}])
 def test_follows_the_electorate_of_its_lives_and_seniors(changes):
     electorate = terms(**changes).electorate
-    assert acceptor_of(**changes).follows(FIRST, proposal_of(1, electorate=electorate), 0.0)
-    assert not acceptor_of(**changes).follows(FIRST, proposal_of(1), 0.0)
-    assert not acceptor_of().follows(FIRST, proposal_of(1, electorate=electorate), 0.0)
+    assert acceptor_of(**changes).follow(FIRST, proposal_of(1, electorate=electorate), 0.0)
+    assert not acceptor_of(**changes).follow(FIRST, proposal_of(1), 0.0)
+    assert not acceptor_of().follow(FIRST, proposal_of(1, electorate=electorate), 0.0)
 
 
 def test_rest_is_zero_at_first_then_doubles_up_to_its_bound():
@@ -274,9 +274,9 @@ def test_follows_the_first_term_from_the_first_in_leader_order_not_in_peer_order
     reordered = RoundTerms(5, 0, (SECOND, FIRST, THIRD), BASE, PLAN, max_weight=100, patience=PATIENCE)
     for peer in MEMBERS:
         first = proposal_of(1, peer, reordered.electorate)
-        assert Acceptor(reordered, MemoryVoteStore(), views_of(reordered), abstains=False).follows(
-            peer, first, 0.0
-        ) == (peer == SECOND)
+        assert Acceptor(reordered, MemoryVoteStore(), views_of(reordered), abstains=False).follow(peer, first, 0.0) == (
+            peer == SECOND
+        )
 
 
 # --- durable before it is sent
@@ -302,7 +302,7 @@ def test_vote_above_the_promise_is_stored_as_a_promise_too():
 def test_followed_ballot_without_a_vote_is_not_stored():
     """A restarted peer has voted for no ballot that it only followed, so it may promise or follow any."""
     acceptor = acceptor_of(store := MemoryVoteStore())
-    assert acceptor.follows(SECOND, proposal_of(2, SECOND), 0.0)
+    assert acceptor.follow(SECOND, proposal_of(2, SECOND), 0.0)
     assert store.record is None and acceptor.promised == Ballot(2, SECOND)
 
 
@@ -314,8 +314,8 @@ def test_restarted_peer_remembers_its_promise_and_vote_and_votes_no_lower_ballot
     after = acceptor_of(store)
     assert not after.abstains and after.promised == Ballot(3, SECOND) and after.voted == proposal_of(1)
     assert not after.vote(proposal_of(2, THIRD), OTHER) and not after.vote(proposal_of(1), OTHER)
-    assert not after.follows(THIRD, proposal_of(2, THIRD), 0.0)
-    assert not after.heeds(SECOND, prepare(3, SECOND), 0.0)
+    assert not after.follow(THIRD, proposal_of(2, THIRD), 0.0)
+    assert not after.heed(SECOND, prepare(3, SECOND), 0.0)
     assert after.vote(proposal_of(3, SECOND), OTHER)
     assert acceptor_of(store).promise(Ballot(9, THIRD)).voted == proposal_of(3, SECOND)
 
