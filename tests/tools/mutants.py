@@ -5,8 +5,8 @@
 
 Mutants come from cosmic-ray's operators (comparisons, numbers, negations, and/or, +/-), drawn at random with a fixed seed
 from the modules of TARGETS. Each mutant runs the unit tests of its module in a copy of the working tree; a failure or a
-time-out kills it. `equivalent_mutants.py` lists mutants that change nothing observable, with the reason; they are not run. An
-entry that is not a mutant any more is an error.
+time-out kills it. `equivalent_mutants.py` lists mutants that change nothing observable, with the reason; they are not run.
+`planted_mutants.py` has mistakes of the agreement that are always run. An entry that is not a mutant any more is an error.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import cosmic_ray.ast
 import cosmic_ray.plugins
 from cosmic_ray.mutating import mutate_code
 from equivalent_mutants import EQUIVALENT, NAMED
+from planted_mutants import PLANTED
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("swarm", "compression", "collectives", "node", "sims")
@@ -46,6 +47,7 @@ TARGETS = {
     "collectives/consensus/justification.py": (f"{CONSENSUS}/test_proposal.py", CONSENSUS),
     "collectives/consensus/proposal.py": (f"{CONSENSUS}/test_proposal.py", CONSENSUS),
     "collectives/consensus/announcements.py": (ANNOUNCEMENTS, CONSENSUS),
+    "collectives/consensus/paxos.py": (f"{CONSENSUS}/test_paxos.py", CONSENSUS),
     "collectives/consensus/proposal_check.py": (
         f"{MEMBERS}/test_absent_members.py",
         f"{CONSENSUS}/test_liars.py",
@@ -54,6 +56,7 @@ TARGETS = {
     ),
     "collectives/consensus/proposer.py": (f"{CONSENSUS}/test_proposer.py", CONSENSUS),
     "collectives/consensus/farewells.py": (f"{CONSENSUS}/test_farewells.py", CONSENSUS),
+    "collectives/consensus/turn.py": (f"{CONSENSUS}/test_paxos.py", f"{CONSENSUS}/test_stopping_liars.py", CONSENSUS),
     "collectives/consensus/members/lives.py": (f"{MEMBERS}/test_lives.py", CONSENSUS),
     "collectives/consensus/members/quorum.py": (f"{MEMBERS}/test_quorum.py", CONSENSUS),
     "collectives/consensus/members/terms.py": (f"{MEMBERS}/test_lives.py", CONSENSUS),
@@ -96,7 +99,10 @@ LEAST_EACH = 10
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One small change of a module: `occurrence` counts the places where the operator applies."""
+    """One small change of a module: `occurrence` counts the places where the operator applies.
+
+    Without an operator it is the place in PLANTED.
+    """
 
     module: str
     operator: str
@@ -119,16 +125,29 @@ def mutants(modules: Sequence[str]) -> Iterator[Mutant]:
             yield from (one for one in made if not text[one.line - 1].lstrip().startswith("@"))
 
 
+def planted(module: str) -> list[Mutant]:
+    """Return the mutants of a module that are always run."""
+    text = (ROOT / module).read_text()
+    found = ((at, old) for at, (name, _, old, _) in enumerate(PLANTED) if name == module)
+    return [Mutant(module, "", at, text[: text.find(old)].count("\n") + 1) for at, old in found]
+
+
 def outdated(module: str) -> list[str]:
     """Return the entries of the lists for a module that are no mutants of it."""
+    text = (ROOT / module).read_text()
+    lost = [wrong for name, wrong, old, _ in PLANTED if name == module and text.count(old) != 1]
     made = [_lines(one) for one in mutants([module])]
     olds, news = {old for old, _ in made}, {new for _, new in made}
     listed = [new for name, new in EQUIVALENT if name == module]
-    return [*(new for new in listed if new not in news), *(old for old in NAMED.get(module, ()) if old not in olds)]
+    named = NAMED.get(module, ())
+    return [*lost, *(new for new in listed if new not in news), *(old for old in named if old not in olds)]
 
 
 def changed(mutant: Mutant) -> str:
     """Return the module's text with the mutation."""
+    if not mutant.operator:
+        _, _, old, new = PLANTED[mutant.occurrence]
+        return (ROOT / mutant.module).read_text().replace(old, new)
     operator = cosmic_ray.plugins.get_operator(mutant.operator)()
     text = mutate_code((ROOT / mutant.module).read_text(), operator, mutant.occurrence)
     assert text is not None, mutant
@@ -172,7 +191,7 @@ def survives(tree: Path, tests: Sequence[str], limit: float) -> bool:
 
 
 def sample(count: int, seed: int) -> dict[str, list[Mutant]]:
-    """Return about `count` mutants by module, in proportion to those that a module has, and at least LEAST_EACH of each.
+    """Return the planted mutants, and about `count` others, in proportion to those that a module has, at least LEAST_EACH.
 
     The sample of a module depends on nothing else, so that a run of one module repeats a part of the whole run.
     """
@@ -180,7 +199,8 @@ def sample(count: int, seed: int) -> dict[str, list[Mutant]]:
     total, chosen = sum(map(len, every.values())), {}
     for module, found in every.items():
         share = min(len(found), max(LEAST_EACH, round(count * len(found) / total)))
-        chosen[module] = sorted(random.Random(f"{seed} {module}").sample(found, share), key=lambda one: one.line)
+        drawn = sorted(random.Random(f"{seed} {module}").sample(found, share), key=lambda one: one.line)
+        chosen[module] = [*planted(module), *drawn]
     return chosen
 
 
@@ -193,7 +213,8 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args(words)
     chosen = {module: found for module, found in sample(given.count, given.seed).items() if given.only in module}
-    listed = sorted(module for module in {*(name for name, _ in EQUIVALENT), *NAMED} if given.only in module)
+    named = {*(name for name, _ in EQUIVALENT), *NAMED, *(name for name, *_ in PLANTED)}
+    listed = sorted(module for module in named if given.only in module)
     if wrong := [f"{module}: {line}" for module in listed for line in outdated(module)]:
         print("\n".join(["no such mutants:", *wrong]))
         return 1
@@ -238,7 +259,10 @@ def main(words: Sequence[str]) -> int:
 
 
 def _lines(mutant: Mutant) -> tuple[str, str]:
-    """Return the line before and after the mutation."""
+    """Return the line before and after the mutation; of a planted one the text, and what is wrong."""
+    if not mutant.operator:
+        _, wrong, text, _ = PLANTED[mutant.occurrence]
+        return text, wrong
     old = (ROOT / mutant.module).read_text().split("\n")[mutant.line - 1].strip()
     return old, changed(mutant).split("\n")[mutant.line - 1].strip()
 
