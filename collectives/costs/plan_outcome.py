@@ -17,7 +17,7 @@ Unit: TypeAlias = Literal["seconds", "bytes", "part"]
 CONTROL = 500
 """Bytes of control messages that a peer sends, and receives, in a round for each of its peers.
 
-Measured with 4 to 64 peers (docs/design/agreement.md, "Size of the messages"); most of it in tiny rounds only.
+Measured with 4 to 64 peers (docs/measured/swarms.md); most of it in tiny rounds only.
 """
 
 FEWEST = 3
