@@ -116,8 +116,7 @@ class Agreement:
         self._proposer = Proposer(self._electorate, self.ready, idle, barred, self.announcements.member_proof)
         abstains = not voter or terms.other_life(self.me, store.life)
         self._acceptor = Acceptor(terms, store, self._electorate.views, abstains=abstains)
-        self._hasty = hasty
-        self._turn = Turn(self._electorate, self._acceptor, self._proposer, self.ready)
+        self._turn = Turn(self._electorate, self._acceptor, self._proposer, self.ready, hasty)
         self._complaints = Complaints(terms, self.announcements, barred)
         self._shown: set[tuple[PeerId, Ballot]] = set()
         self._out: list[tuple[PeerId | None, Message]] = []
@@ -425,10 +424,7 @@ class Agreement:
         if message.ballot < before:
             self._out.append((sender, self._view_change()))
             return
-        # A ballot of a hasty peer has been in vain, in a round before or in this one.
-        hasty = sender in self._hasty or sender in self._acceptor.heeded
-        early = self._turn.too_early(sender, self.proposal, now, hasty=hasty)
-        if early or not self._acceptor.heed(sender, message, now):
+        if self._turn.too_early(sender, self.proposal, now) or not self._acceptor.heed(sender, message, now):
             return
         if (promise := self._acceptor.promise(message.ballot)) is None:
             return

@@ -21,12 +21,18 @@ from thinwire.swarm.messages.registry import PeerId, Proposal, Ready
 class Turn:
     """Patience of one peer in a round: first with announcements, then with the leader of each ballot.
 
-    ready: see `Announcements.newest`.
+    ready: see `Announcements.newest`. hasty: peers whose ballots were in vain in rounds before.
     """
 
     def __init__(
-        self, electorate: Electorate, acceptor: Acceptor, proposer: Proposer, ready: Mapping[PeerId, Ready]
+        self,
+        electorate: Electorate,
+        acceptor: Acceptor,
+        proposer: Proposer,
+        ready: Mapping[PeerId, Ready],
+        hasty: Collection[PeerId],
     ) -> None:
+        self._hasty = hasty
         self._electorate, self._acceptor, self._proposer, self._ready = electorate, acceptor, proposer, ready
         self._terms = electorate.terms
         self._quorum_since: float | None = None
@@ -52,17 +58,20 @@ class Turn:
         """Return the reachable members and applicants that the round waits for before it opens."""
         return self._electorate.waiting_for(self._given())
 
-    def too_early(self, sender: PeerId, proposal: Proposal | None, now: float, *, hasty: bool = False) -> bool:
+    def too_early(self, sender: PeerId, proposal: Proposal | None, now: float) -> bool:
         """Return True if a ballot of this sender would only delay the round.
 
-        That is so while another member has precedence. Otherwise it is so for a hasty peer if the proposal in progress has
+        That is so while another member has precedence. Otherwise it is so for another peer that is hasty, or whose ballot in
+        this round was in vain, if the proposal in progress has
         made progress within the patience, or if the first one is still to come. A ballot without a proposal does not delay
         another one: several peers may begin ballots at a time, and the highest wins.
         """
         preceding = self._electorate.views.member
         if self._electorate.reaches(preceding):
             return sender != preceding
-        return hasty and sender != self._acceptor.leader and self._moves(proposal, now)
+        in_vain = sender in self._hasty or sender in self._acceptor.heeded
+        others = sender not in (self._electorate.me, self._acceptor.leader)
+        return in_vain and others and self._moves(proposal, now)
 
     def _moves(self, proposal: Proposal | None, now: float) -> bool:
         promised = self._acceptor.promised

@@ -53,7 +53,12 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
         "self.abstains = abstains",
     ),
     # --- comparison of ballots
-    (PAXOS, "a promise for any Prepare", "if early or not self._acceptor.heed(sender, message, now):", "if early:"),
+    (
+        PAXOS,
+        "a promise for any Prepare",
+        "if self._turn.too_early(sender, self.proposal, now) or not self._acceptor.heed(sender, message, now):",
+        "if self._turn.too_early(sender, self.proposal, now):",
+    ),
     (
         PAXOS,
         "our ballots may be below our promise",
@@ -240,16 +245,16 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
         "\n    def _on_vote",
     ),
     (
-        PAXOS,
+        TURN,
         "ballots in vain do not make a peer hasty",
-        "hasty = sender in self._hasty or sender in self._acceptor.heeded",
-        "hasty = sender in self._hasty",
+        "in_vain = sender in self._hasty or sender in self._acceptor.heeded",
+        "in_vain = sender in self._hasty",
     ),
     (
-        PAXOS,
+        TURN,
         "ballots in vain in earlier rounds do not make a peer hasty",
-        "hasty = sender in self._hasty or sender in self._acceptor.heeded",
-        "hasty = sender in self._acceptor.heeded",
+        "in_vain = sender in self._hasty or sender in self._acceptor.heeded",
+        "in_vain = sender in self._acceptor.heeded",
     ),
     (TURN, "data does not restart the patience", "self._moved = max(self._moved, now)", "self._moved = self._moved"),
     (

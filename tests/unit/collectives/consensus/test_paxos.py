@@ -989,6 +989,7 @@ def test_restarted_leader_does_not_begin_its_first_ballot_again():
     before, ids = _led(me=0, store=store)
     assert before.proposal is not None and before.proposal.ballot == Ballot(1, ids[0])
     after, _ = _led(me=0, store=store)
+    assert after.proposal is None
     begun = []
     for at in range(40):
         after.tick(at / 2)
@@ -1019,9 +1020,10 @@ def test_peer_that_cannot_store_sends_no_promise_no_vote_and_no_proposal():
     assert not peer.voter and not leader.voter
 
 
-def test_prepare_of_another_lineage_gets_no_promise():
-    peer, ids = _led()
-    peer.on_message(ids[2], Prepare(5, 0, Ballot(2, ids[2]), b"l" * 16), b"", 0.0)
+@pytest.mark.parametrize(("sender", "lineage"), [(2, b"l" * 16), (9, b"")])
+def test_prepare_of_another_lineage_or_of_a_stranger_gets_no_promise(sender, lineage):
+    peer, _ = _led()
+    peer.on_message(name(sender), Prepare(5, 0, Ballot(2, name(sender)), lineage), b"", 0.0)
     assert not [message for _, message in peer.take() if isinstance(message, Promise)] and not peer.acceptor.bound
 
 
