@@ -224,6 +224,14 @@ def test_farewell_is_passed_on_once():
     assert (STRANGER, leave) in one.take(), "new links get it, too"
 
 
+def test_candidate_sends_the_farewells_with_its_question():
+    """A voter without them could take the promises of its ballot for too few."""
+    one, leave = agreement(BEN), said(ANN)
+    on_message(one, ANN, leave)
+    first, second = [message for to, message in one.take() if to is None]
+    assert first == leave and isinstance(second, Prepare)
+
+
 def test_refused_farewell_is_not_passed_on():
     one = agreement(BEN)
     on_message(one, CAT, said(DAN, signer=CAT))

@@ -10,7 +10,7 @@ import pytest
 from kit.rounds.agreements import sign, verify
 from kit.rounds.fake_keys import FakeKeys
 from kit.rounds.fake_standing import FakeStanding
-from kit.rounds.round_harness import FixedLife, farewell, freely
+from kit.rounds.round_harness import FixedLife, farewell, freely, leaving
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.farewells import signed
 from thinwire.collectives.consensus.justification import justify
@@ -305,6 +305,17 @@ def test_leader_ignores_a_vote_for_members_that_have_not_announced_themselves(me
     """Its own vote would confirm them, and the other members would follow."""
     assert lead(agreement(ME, THREE), voted_for(members, lives, signer=LIAR)) is None
     assert lead(agreement(ME, THREE), voted_for(FOUR)) is not None
+
+
+@GHOSTS
+def test_farewell_with_a_vote_for_members_that_have_not_announced_themselves_is_ignored(members, lives):
+    one = agreement(ME, THREE)
+    for signer in (LIAR, None):
+        voted = voted_for(members, lives, signer=signer)
+        leave = leaving(LIAR, FIRST, voted, RESULTS, lineage=TERMS.lineage, sign=partial(sign, LIAR))
+        one.on_message(LIAR, leave, sign(LIAR, leave), 0.1)
+        passed_on = [message for _, message in one.take() if isinstance(message, Leave)]
+        assert bool(passed_on) == (signer is None)
 
 
 def test_leader_and_acceptor_refuse_members_without_an_honest_one_that_is_absent():
