@@ -232,6 +232,13 @@ def test_candidate_sends_the_farewells_with_its_question():
     assert first == leave and isinstance(second, Prepare)
 
 
+def test_leader_begins_a_ballot_without_a_participant_that_has_left_although_its_link_is_up():
+    one = agreement(ANN)
+    assert DAN in one.proposal.alive
+    on_message(one, DAN, said(DAN), 0.1)
+    assert sent(one, Prepare)
+
+
 def test_refused_farewell_is_not_passed_on():
     one = agreement(BEN)
     on_message(one, CAT, said(DAN, signer=CAT))
