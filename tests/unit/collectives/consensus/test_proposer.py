@@ -295,12 +295,13 @@ def test_vote_for_another_proposal_or_of_another_peer_is_ignored(case, term):
     assert proposer.on_vote(sender, vote, b"s" * 64, proposal) == (False, None)
 
 
-@pytest.mark.parametrize("lineage", [b"a" * 16, b"z" * 16])
+@pytest.mark.parametrize("lineage", [b"a" * 16, b"k" * 16, b"z" * 16])
 def test_promise_of_another_lineage_is_ignored(lineage):
-    proposer = prepared(live={ME, *IDS[:2]}, terms=replace(TERMS, lineage=b"k" * 16))
+    ours = replace(TERMS, lineage=b"k" * 16, lives=dict.fromkeys(IDS, b""))
+    proposer = prepared(live={ME, *IDS[:2]}, terms=ours)
     for peer, one in ((IDS[0], b"k" * 16), (IDS[1], lineage)):
         proposer.on_promise(peer, msgspec.structs.replace(promise(3), lineage=one), SIGNED)
-    assert proposed(proposer, None, 0.1) is None
+    assert (proposed(proposer, None, 0.1) is not None) == (lineage == ours.lineage)
 
 
 @pytest.mark.parametrize("endorsed", [True, False])
