@@ -6,7 +6,7 @@
 Mutants come from cosmic-ray's operators (comparisons, numbers, negations, and/or, +/-), drawn at random with a fixed seed
 from the modules of TARGETS. Each mutant runs the unit tests of its module in a copy of the working tree; a failure or a
 time-out kills it. `equivalent_mutants.py` lists mutants that change nothing observable, with the reason; they are not run.
-`planted_mutants.py` has mistakes of the agreement that are always run. An entry that is not a mutant any more is an error.
+An entry that is not a mutant any more is an error. `planted_mutants.py` has mistakes of the agreement that are always run.
 """
 
 from __future__ import annotations
@@ -134,13 +134,10 @@ def planted(module: str) -> list[Mutant]:
 
 def outdated(module: str) -> list[str]:
     """Return the entries of the lists for a module that are no mutants of it."""
-    text = (ROOT / module).read_text()
-    lost = [wrong for name, wrong, old, _ in PLANTED if name == module and text.count(old) != 1]
     made = [_lines(one) for one in mutants([module])]
     olds, news = {old for old, _ in made}, {new for _, new in made}
     listed = [new for name, new in EQUIVALENT if name == module]
-    named = NAMED.get(module, ())
-    return [*lost, *(new for new in listed if new not in news), *(old for old in named if old not in olds)]
+    return [*(new for new in listed if new not in news), *(old for old in NAMED.get(module, ()) if old not in olds)]
 
 
 def changed(mutant: Mutant) -> str:
@@ -213,8 +210,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args(words)
     chosen = {module: found for module, found in sample(given.count, given.seed).items() if given.only in module}
-    named = {*(name for name, _ in EQUIVALENT), *NAMED, *(name for name, *_ in PLANTED)}
-    listed = sorted(module for module in named if given.only in module)
+    listed = sorted(module for module in {*(name for name, _ in EQUIVALENT), *NAMED} if given.only in module)
     if wrong := [f"{module}: {line}" for module in listed for line in outdated(module)]:
         print("\n".join(["no such mutants:", *wrong]))
         return 1
