@@ -295,6 +295,17 @@ def test_vote_for_another_proposal_or_of_another_peer_is_ignored(case, term):
     assert proposer.on_vote(sender, vote, b"s" * 64, proposal) == (False, None)
 
 
+def test_ballot_does_not_wait_for_a_peer_on_trial():
+    guest = bytes([9]) * 32
+    standing = FakeStanding(trial=lambda peer: peer == guest)
+    known = Electorate(ME, TERMS, [*IDS, guest], lambda peer, message, signature: True, standing)
+    proposer = Proposer(known, {peer: announced() for peer in IDS})
+    proposer.prepare(promise(2), SIGNED, 0.0)
+    for peer in IDS:
+        proposer.on_promise(peer, promise(2), SIGNED)
+    assert proposer.propose(None, 0.1) is not None
+
+
 @pytest.mark.parametrize("lineage", [b"a" * 16, b"k" * 16, b"z" * 16])
 def test_promise_of_another_lineage_is_ignored(lineage):
     ours = replace(TERMS, lineage=b"k" * 16, lives=dict.fromkeys(IDS, b""))
