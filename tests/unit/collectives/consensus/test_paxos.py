@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kit.rounds.agreements import agreement, digest, name, ready, sign, terms, verify
 from kit.rounds.fake_keys import FakeKeys
 from kit.rounds.round_harness import freely
-from thinwire.collectives.consensus.acceptor import LAST_TERM, LEAP
+from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, LEAP
 from thinwire.collectives.consensus.certificates import compact
 from thinwire.collectives.consensus.members.quorum import enough
 from thinwire.collectives.consensus.paxos import Agreement
@@ -35,6 +35,7 @@ from thinwire.swarm.messages.registry import (
     Proposal,
     Propose,
     Ready,
+    ViewChange,
     Vote,
 )
 
@@ -592,6 +593,55 @@ def test_ballots_that_a_peer_begins_without_a_proposal_do_not_extend_patience(op
     assert begun == 1.5 * (3 if opens else 2) + 4 * peer.terms.patience
 
 
+def _begins(peer, now):
+    """Return True if the peer begins a ballot."""
+    peer.take()
+    peer.tick(now)
+    return any(isinstance(message, Prepare) for _, message in peer.take())
+
+
+def test_patience_with_a_leader_grows_after_ballots_in_vain():
+    peer, ids = _led()
+    for term in range(2, 2 + BALLOTS + 1):
+        leader = ids[2 + term % 2]
+        peer.on_message(leader, Prepare(5, 0, Ballot(term, leader)), b"", 1.0)
+    peer.on_message(leader, freely(_open(ids, leader, term), ids, sign), b"", 1.0)
+    assert peer.proposal is not None
+    due = 1.0 + 2.0 * peer.terms.patience * (2 + 2)  # twice the usual, as the third in the order of leaders
+    assert not _begins(peer, due - 0.1) and _begins(peer, due)
+
+
+@pytest.mark.parametrize("precedes", [True, False])
+def test_member_with_precedence_replaces_a_stuck_leader_before_its_turn(precedes):
+    peer, ids = _led(me=3)
+    peer.on_message(ids[0], Propose(_open(ids, ids[0])), b"", 1.0)
+    for other in ids[:3]:
+        peer.on_message(other, ViewChange(5, 0, 3 if precedes else 0, Ballot(1, ids[0])), b"", 1.0)
+    due = 1.0 + (3 if precedes else 2 + 3) * peer.terms.patience
+    assert not _begins(peer, due - 0.1) and _begins(peer, due)
+
+
+def test_leader_with_an_unjustified_ballot_is_replaced_in_half_the_time():
+    peer, ids = _led()
+    peer.on_message(ids[0], Propose(_open(ids, ids[0])), b"", 1.0)
+    peer.on_message(ids[0], freely(_open(ids, ids[0], 2), ids[:1], sign), b"", 1.0)
+    assert peer.proposal.ballot == Ballot(1, ids[0])
+    assert not _begins(peer, 0.9 + peer.terms.patience) and _begins(peer, 1.0 + peer.terms.patience)
+
+
+@pytest.mark.parametrize("ballots", [BALLOTS, BALLOTS + 1])
+def test_ballot_of_a_leader_that_has_begun_many_is_no_progress(ballots):
+    """It still has a patience for the promises. If it is gone, the others do not wait until that is over."""
+    peer, ids = _led(me=2)
+    for number in range(ballots):
+        now = 10.0 * (1 + number)
+        peer.on_message(ids[0], freely(_open(ids, ids[0], 2 + number), ids, sign), b"", now)
+    assert not _begins(peer, now + 0.9 * peer.terms.patience)
+    assert peer.proposal.ballot == Ballot(1 + ballots, ids[0])
+    peer.on_link_down(ids[0], now + 0.9 * peer.terms.patience)
+    assert bool([message for _, message in peer.take() if isinstance(message, Prepare)]) == (ballots > BALLOTS)
+
+
 def _promises(peer, leader, term, now):
     """Return True if the peer answers a ballot."""
     peer.on_message(leader, Prepare(5, 0, Ballot(term, leader)), b"", now)
@@ -615,9 +665,10 @@ def test_hasty_leader_may_replace_its_own_proposal_at_once():
 
 
 def test_ballot_of_a_hasty_peer_is_followed_if_the_leader_is_gone():
-    peer, ids = _led(hasty=(2,))
+    peer, ids = _led(me=3, hasty=(2,))
     peer.on_message(ids[0], Propose(_open(ids, ids[0])), b"", 1.0)
     peer.on_link_down(ids[0], 1.0)
+    assert not peer.take(), "it is not our turn"
     assert _promises(peer, ids[2], 2, 1.1)
 
 
@@ -1075,6 +1126,23 @@ def test_newcomers_never_decide_after_all_members_are_unreachable():
         for _, message in peer.take():
             assert not isinstance(message, (Propose, Prepare))
     assert peer.proposal is None and peer.absent == tuple(ids)
+
+
+def test_grace_begins_again_with_a_quorum_that_was_lost():
+    ids = [name(i) for i in range(4)]
+    peer = agreement(ids[0], ids, ids)
+    for other in ids[1:3]:
+        peer.on_message(other, ready(), b"", 0.0)
+    peer.announce(ready(), 0.0)
+    for other in ids[1:3]:
+        peer.on_link_down(other, 9.0)
+    for other in ids[1:3]:
+        peer.reach(other)
+    peer.tick(11.0)
+    peer.tick(10.9 + peer.terms.grace)
+    assert peer.proposal is None
+    peer.tick(11.0 + peer.terms.grace)
+    assert peer.proposal is not None
 
 
 def test_group_below_quorum_is_not_kept_for_next_ballot():
