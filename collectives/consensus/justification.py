@@ -135,10 +135,10 @@ def justify(proposal: Proposal, promises: Mapping[PeerId, Signed], farewells: Co
 def reported(
     message: Propose, electorate: Electorate, verify: Verify
 ) -> tuple[dict[PeerId, Promise], dict[PeerId, Leave]] | None:
-    """Return the promises and farewells of a proposal; None if they are malformed, or no quorum has promised.
+    """Return the promises and farewells of a proposal; None if no quorum has promised.
 
-    Only promises with a valid signature count, and only those of members. Farewells, and proofs of members, are checked by
-    the caller.
+    None also if they are malformed. Only promises with a valid signature count, and only those of members. The caller checks
+    farewells, and proofs of members.
     """
     proposal, terms = message.proposal, electorate.terms
     if not all(sound(one, terms) and one.ballot < proposal.ballot for one in message.earlier):

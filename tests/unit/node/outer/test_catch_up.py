@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from kit.outer.chains import offered, result_of
 from thinwire.collectives.consensus.chain import Configuration, founded
+from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.state_sync.chunk_transfer import LATEST
 from thinwire.collectives.state_sync.state_sync import OtherModelState
 from thinwire.node.outer.catch_up import TRIES, CatchUp
@@ -33,7 +34,7 @@ class Here:
         self.fetcher = SimpleNamespace(
             without=set(), fetch=self._fetch, offers={}, forget=lambda *peers: None, reset=lambda: None
         )
-        terms = SimpleNamespace(seniors=members, members=members, fraction=0.5)
+        terms = RoundTerms(1, 0, tuple(members), bytes(32), bytes(32))
         acceptor = SimpleNamespace(voted=None)
         agreement = SimpleNamespace(
             diverged=False, commit=None, ready={}, overtaken=lambda: None, terms=terms, acceptor=acceptor, voter=True
