@@ -117,8 +117,9 @@ class Run:
         signed = [self.liar, *(peer for peer in self.members if peer not in (self.me, self.liar))]
         named = voted if every else voted[:1]
         for number, peer in enumerate(signed):
-            value = (named[number], self.rng.randbytes(32)) if number < len(named) else (None, None)
-            promise = Promise(self.terms.round, 0, ours.ballot, *value, LINEAGE)
+            value = named[number] if number < len(named) else None
+            digest = self.rng.randbytes(32) if value is not None else None
+            promise = Promise(self.terms.round, 0, ours.ballot, value, digest, LINEAGE)
             promises[peer] = promise, self.sign(peer, promise)
         message = justify(ours, promises, ())
         if message is None:
