@@ -10,6 +10,7 @@ from thinwire.collectives.transport.interface import Contact
 from thinwire.collectives.transport.zeromq.sockets.listener import PortTaken
 from thinwire.collectives.transport.zeromq.transport import ListenAddress, ZmqTransport
 from thinwire.node.doctor.check import Check, failed, passed, skipped
+from thinwire.node.membership.join import ADVICE
 from thinwire.node.membership.router.port_mapping import MappingFailed, Router, map_by_any
 from thinwire.node.runtime.load_settings import Config, member_ports
 from thinwire.node.runtime.settings import SLOWEST, Rate
@@ -24,6 +25,7 @@ MAPPED_SECONDS = 120
 """Seconds after which the mapping of a check ends, if its removal fails."""
 
 _NEEDS_PEER = "no peer to ask: give an invite, or start a daemon first"
+_UNREACHED = "ask for a new invite, or allow outgoing connections in the firewall"
 
 
 async def check_network(
@@ -66,12 +68,13 @@ async def check_network(
         await transport.close()
     sightings = [answer for answer in answers if isinstance(answer, Sighting)]
     if not sightings:
-        refusal = next(answer for answer in answers if isinstance(answer, Refuse))
+        refusals = sorted((one for one in answers if isinstance(one, Refuse)), key=lambda one: one.code not in ADVICE)
+        refusal = refusals[0]
         fault = f"no peer of the invite answers: {refusal.detail or refusal.code}"
         rest = (skipped(name, "no peer answers") for name in _OTHERS[1:])
         return [
             *found,
-            failed("reached", fault, "ask for a new invite, or allow outgoing connections in the firewall"),
+            failed("reached", fault, ADVICE.get(refusal.code, _UNREACHED)),
             *rest,
         ]
     return [*found, *judged(sightings, port, wall()), check_rate(ballast)]

@@ -9,9 +9,10 @@ from kit.wire import RUN, Wire
 from thinwire.collectives.transport.addresses.observed_addresses import Sighting
 from thinwire.node.doctor.network import check_network, check_rate, judged
 from thinwire.node.runtime.load_settings import load
+from thinwire.swarm import frame
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
-from thinwire.swarm.messages.registry import Refuse
+from thinwire.swarm.messages.registry import Observed, Refuse
 
 LOCAL, OUT = "192.168.0.5:50000", "45.9.9.9"
 
@@ -42,6 +43,25 @@ def test_port_and_peers_on_loopback(tmp_path):
         found = await check_network(settings(tmp_path, port), Invite(RUN, seeds), 0, lambda: time.time() + 300)
         assert results(found)["clock"] == "FAIL" and "ahead" in found[3].detail
         assert not (tmp_path / "identity.key").exists(), "a check creates no key"
+
+    wire.run(work)
+
+
+def test_peers_of_another_version_are_no_fault_of_the_firewall(tmp_path, monkeypatch):
+    wire, encode = Wire(), frame.encode
+
+    def encode_as_old_gate(sent, identity, run_id):
+        data = bytearray(encode(sent, identity, run_id))
+        data[len(frame.MAGIC)] -= isinstance(sent.message, Observed)
+        return bytes(data)
+
+    async def work():
+        host = await wire.peer(2)
+        monkeypatch.setattr(frame, "encode", encode_as_old_gate)
+        seeds = (Seed(f"127.0.0.1:{free_port()}", bytes(32)), Seed(host.contact.address, host.contact.transport_key))
+        found = await check_network(settings(tmp_path), Invite(RUN, seeds), 0, time.time)
+        assert results(found)["reached"] == "FAIL" and "protocol version" in found[1].detail
+        assert found[1].fix == "install the version of thinwire that the swarm runs"
 
     wire.run(work)
 
