@@ -642,6 +642,15 @@ def test_ballot_of_a_leader_that_has_begun_many_is_no_progress(ballots):
     assert bool([message for _, message in peer.take() if isinstance(message, Prepare)]) == (ballots > BALLOTS)
 
 
+def test_leader_that_has_begun_many_ballots_is_replaced_after_one_patience_and_those_before_us():
+    peer, ids = _led(me=2)
+    for number in range(BALLOTS + 1):
+        now = 10.0 * (1 + number)
+        peer.on_message(ids[0], freely(_open(ids, ids[0], 2 + number), ids, sign), b"", now)
+    due = now + (1 + 2) * peer.terms.patience
+    assert not _begins(peer, due - 0.1) and _begins(peer, due)
+
+
 def _promises(peer, leader, term, now):
     """Return True if the peer answers a ballot."""
     peer.on_message(leader, Prepare(5, 0, Ballot(term, leader)), b"", now)
