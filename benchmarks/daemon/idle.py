@@ -84,7 +84,7 @@ def idle(folder: Path, seconds: float) -> dict[str, Any]:
         return {
             "peers": 1 + len(state["peers"]),
             "idle_share": round(spent / seconds, 5),
-            "resident_mb": round(machine.resident(waiting.pid) / 1e6),
+            "resident_mb": round(machine.memory(waiting.pid).resident / 1e6),
             "foreign": round(max(0.0, elsewhere) / seconds / (os.cpu_count() or 1), 3),
         }
     finally:

@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -68,17 +69,22 @@ class Load:
         return max(0.0, busy() - self._busy - self.spent()) / cores
 
 
-def resident(pid: int, *, peak: bool = False) -> int:
-    """Return the bytes of memory of a process, now or at most since `forget_peak`; 0 if it has ended.
+class Memory(NamedTuple):
+    """Bytes of memory of a process: resident now, resident at most since `forget_peak`, and swapped out now."""
 
-    Those that are swapped out now count as well, so with swap the peak is an upper bound.
-    """
-    names = ("VmHWM:" if peak else "VmRSS:", "VmSwap:")
-    return sum(int(line.split()[1]) << 10 for line in _lines(f"/proc/{pid}/status") if line.startswith(names))
+    resident: int
+    peak: int
+    swapped: int
+
+
+def memory(pid: int) -> Memory:
+    """Return the memory of a process; zeros if it has ended."""
+    found = dict(line.split(":", 1) for line in _lines(f"/proc/{pid}/status") if line.startswith("Vm"))
+    return Memory(*(int(found.get(name, "0").split()[0]) << 10 for name in ("VmRSS", "VmHWM", "VmSwap")))
 
 
 def forget_peak(pid: int) -> None:
-    """The peak of `resident` counts from here on."""
+    """The peak of `memory` counts from here on."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 

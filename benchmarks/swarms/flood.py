@@ -162,7 +162,7 @@ def measure(founder: Peer, other: Peer, seconds: float) -> dict[str, float]:
     return {
         "round": (ends[-1] - ends[0]) / (len(ends) - 1),
         "descriptors": float(len(os.listdir(f"/proc/{pids[0]}/fd"))),
-        "resident": machine.resident(pids[0]) / 1e6,
+        "resident": machine.memory(pids[0]).resident / 1e6,
         "foreign": load.foreign(),
     }
 
