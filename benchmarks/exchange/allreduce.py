@@ -1,4 +1,4 @@
-"""Seconds of an all-reduce on loopback: ours, encrypted and fault-tolerant, beside torch's gloo and hivemind, by turns.
+"""Seconds of an all-reduce on loopback: ours, encrypted and fault-tolerant, beside gloo, hivemind and PCCL, by turns.
 
     python -m benchmarks.exchange.allreduce                                    4 peers, 40 and 100 MB, against gloo
     python -m benchmarks.exchange.allreduce --full --hivemind out/hivemind     every size, 2 and 4 peers, and hivemind
@@ -9,7 +9,8 @@ chunks, screens and averages them, votes on the result and decodes it into array
 "shared": through shared memory, otherwise over TCP on loopback. gloo's only sums, in place and in the clear.
 Seconds count from a common start to the last peer's end; MB are 10**6 bytes of fp32 of one peer;
 s/GB are CPU seconds of a peer for each GB of its arrays; "loop CPU s" are those of the thread of a peer's event loop.
-hivemind gets a virtual environment of its own at the path given, made when it is not there.
+hivemind gets a virtual environment of its own at the path given, made when it is not there; PCCL has to be built into one
+(docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from typing import Any
 from benchmarks.support import contest, machine
 from benchmarks.support.actors import free_port
 
-HIVEMIND_SIZES = (40.0, 100.0)
+OTHER_SIZES = (40.0, 100.0)
+PCCL = {"int8": "uint8"}
+"""Names of codecs in PCCL that are others there."""
+
 WARM_UP = 2
 """Turns that do not count: after them all memory that a round needs is there, in gloo as in ours."""
 
@@ -39,12 +43,13 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="2 and 4 peers with 4, 40, 100 and 256 MB")
     parser.add_argument("--turns", type=int, default=7, help="of each program in each combination")
     parser.add_argument(
-        "--only", nargs="+", default=[GLOO, OURS, SHARED, OURS8, SHARED8], help="programs besides hivemind"
+        "--only", nargs="+", default=[GLOO, OURS, SHARED, OURS8, SHARED8], help="programs of torch and ours"
     )
     parser.add_argument(
         "--topology", nargs="+", choices=("butterfly", "ring"), default=["butterfly"], help="topologies of ours"
     )
     parser.add_argument("--hivemind", type=Path, help="virtual environment of hivemind")
+    parser.add_argument("--pccl", type=Path, help="virtual environment with PCCL")
     parser.add_argument(
         "--quiet", type=float, default=5.0, help="seconds to wait before a turn for the machine to be quiet"
     )
@@ -52,11 +57,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.full:
         options.peers, options.mb = [2, 4], [4.0, 40.0, 100.0, 256.0]
-    python = contest.hivemind_python(options.hivemind) if options.hivemind else ""
+    hivemind = contest.hivemind_python(options.hivemind) if options.hivemind else ""
+    pccl = contest.pccl_python(options.pccl) if options.pccl else ""
     rows = []
     for peers in options.peers:
         for mb in options.mb:
-            rows += compare(peers, mb, options, python)
+            rows += compare(peers, mb, options, hivemind, pccl)
     print(f"\n{machine.describe()}\n")
     print(table(rows))
     text = json.dumps({"machine": machine.describe(), "rows": rows}, indent=1)
@@ -66,8 +72,8 @@ def main() -> None:
         print("\n" + text)
 
 
-def compare(peers: int, mb: float, options: argparse.Namespace, python: str) -> list[dict[str, Any]]:
-    """All programs by turns with one size."""
+def compare(peers: int, mb: float, options: argparse.Namespace, hivemind: str, pccl: str) -> list[dict[str, Any]]:
+    """All programs by turns with one size. hivemind, pccl: their interpreters, "" to leave them out."""
     contestants = []
     try:
         for name in options.only:
@@ -79,8 +85,10 @@ def compare(peers: int, mb: float, options: argparse.Namespace, python: str) -> 
                 contest.thinwire(peers, mb, codec, topology=topology, shared=medium == "shared")
                 for topology in options.topology
             ]
-        if python and mb in HIVEMIND_SIZES:
-            contestants += [contest.hivemind(python, peers, mb, codec) for codec in ("fp32", "int8")]
+        if hivemind and mb in OTHER_SIZES:
+            contestants += [contest.hivemind(hivemind, peers, mb, codec) for codec in ("fp32", "int8")]
+        if pccl and mb in OTHER_SIZES:
+            contestants += [contest.pccl(pccl, peers, mb, codec, free_port()) for codec in ("fp32", "uint8")]
         for each in contestants:
             ready = each.receive()
             assert all(answer["ready"] for answer in ready)
@@ -130,11 +138,12 @@ def summary(peers: int, mb: float, each: contest.Contestant, all_of_them: list[c
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows in Markdown."""
     figures = "peers", "MB", "program", "seconds", "MB/s", "CPU s", "s/GB", "loop CPU s", "peak MB", "above start"
-    titles = *figures, "× gloo", "× hivemind", "foreign CPU"
+    titles = *figures, "× gloo", "× hivemind", "× PCCL", "foreign CPU"
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for row in rows:
         than = row["times_as_fast_as"]
         codec = row["program"].removesuffix(" shared").rpartition(" ")[2]
+        others = f"hivemind {codec}", f"pccl {PCCL.get(codec, codec)}"
         cells = (
             row["peers"],
             f"{row['mb']:g}",
@@ -147,7 +156,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             row["peak_mb"],
             row["extra_mb"],
             f"{than[GLOO]:.2f}" if GLOO in than else "",
-            f"{than[f'hivemind {codec}']:.1f}" if f"hivemind {codec}" in than else "",
+            *(f"{than[other]:.1f}" if other in than else "" for other in others),
             f"{row['foreign']:.0%}",
         )
         lines.append("| " + " | ".join(map(str, cells)) + " |")

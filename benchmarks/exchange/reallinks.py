@@ -3,9 +3,10 @@
     python -m benchmarks.exchange.reallinks               as root; 4 peers, 40 MB, 100 Mbit/s, no latency
     python -m benchmarks.exchange.reallinks --mbit 1000 --mb 100
     python -m benchmarks.exchange.reallinks --rtt 80      latency by the switch in user space, below 200 Mbit/s only
-    python -m benchmarks.exchange.reallinks --hivemind out/hivemind     beside hivemind, too
+    python -m benchmarks.exchange.reallinks --hivemind out/hivemind --pccl out/pccl     beside hivemind and PCCL, too
 
-hivemind runs in a separate virtual environment at the given path, which is created if it is missing.
+hivemind runs in a separate virtual environment at the given path, which is created if it is missing; PCCL has to be built into
+one (docs/benchmarks.md).
 
 The bound is the time of the bytes that a peer must send, 2·(N−1)/N of the encoded payload, at the rate of its uplink, plus two
 round trips. The token buckets count Ethernet frames, so headers (66 of 1514 bytes, with time stamps) cost 4.4 % of the rate.
@@ -92,6 +93,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=2, help="first turns, which do not count")
     parser.add_argument("--no-gloo", action="store_true")
     parser.add_argument("--hivemind", type=Path, help="virtual environment of hivemind")
+    parser.add_argument("--pccl", type=Path, help="virtual environment with PCCL")
     options = parser.parse_args()
     if options.rtt:
         with HomeLinks(options.peers, options.mbit, options.mbit, options.rtt, options.loss) as links:
@@ -135,6 +137,11 @@ def measure(options: argparse.Namespace, sites: Sequence[Site]) -> list[dict[str
                     python, options.peers, options.mb, name, lambda rank: sites[rank].host, prefix
                 )
                 programs.append((_bound(options, share * options.mb * 1e6), hivemind))
+        if options.pccl:
+            python, master = contest.pccl_python(options.pccl), sites[0].host
+            for name, share in (("fp32", 1.0), ("uint8", 0.25)):
+                pccl = contest.pccl(python, options.peers, options.mb, name, free_port(), master, prefix)
+                programs.append((_bound(options, share * options.mb * 1e6), pccl))
         for _, program in programs:
             program.receive()
         for number in range(options.warm + options.turns):

@@ -85,7 +85,7 @@ class Contestant:
             self.receive()
         pids = machine.family(process.pid for process in self.processes)
         if not self.base:
-            self.base = [machine.resident(pid) for pid in pids]
+            self.base = [machine.memory(pid).resident for pid in pids]
         for pid in pids:
             machine.forget_peak(pid)
         moment = time.monotonic() + HEADSTART
@@ -102,7 +102,7 @@ class Contestant:
             self.say(check=True)
             answers = self.receive()
         made = Turn(seconds, spent, foreign, loop, answers)
-        peaks = [machine.resident(pid, peak=True) for pid in pids]
+        peaks = [machine.memory(pid).peak for pid in pids]
         self.extra = max(self.extra, sum(max(0, p - b) for p, b in zip(peaks, self.base, strict=False)) / self.peers)
         self.peak = sum(peaks) / self.peers
         if counts:
@@ -180,6 +180,32 @@ def hivemind(
     made = Contestant(f"hivemind {codec}", commands, peers=peers, prepares=True)
     made.say(addresses=[answer["address"] for answer in made.receive()])
     return made
+
+
+def pccl(
+    python: str,
+    peers: int,
+    mb: float,
+    codec: str,
+    port: int,
+    master: str = "127.0.0.1",
+    prefix: Callable[[int], Sequence[str]] = lambda rank: (),
+) -> Contestant:
+    """PCCL with the interpreter of `pccl_python` and "fp32" or "uint8". `master`: address of rank 0, which has the master."""
+    same: dict[str, Any] = dict(python=python, peers=peers, mb=mb, codec=codec, master=f"{master}:{port}")
+    commands = [[*prefix(rank), *_command("comparison/pccl_peer.py", rank=rank, **same)] for rank in range(peers)]
+    return Contestant(f"pccl {codec}", commands, peers=peers, checks=True)
+
+
+def pccl_python(folder: Path) -> str:
+    """Return the interpreter of a virtual environment into which PCCL was built.
+
+    Raises SystemExit if PCCL is not there. It cannot be installed here, because no package index has it.
+    """
+    python = folder / "bin" / "python"
+    if not python.exists() or subprocess.run([python, "-c", "import pccl"], stdout=subprocess.DEVNULL).returncode:
+        raise SystemExit(f"error: {folder} has no PCCL\nhint: build it from its source (docs/benchmarks.md)")
+    return str(python)
 
 
 def hivemind_python(folder: Path) -> str:

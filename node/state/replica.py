@@ -58,8 +58,9 @@ class Replica(SharedState):
 
     theta, momentum: flat float32 vectors with one element per parameter of the layout. round: number of the last committed
     round, 0 before the first. members: peers that took part in that round, by seniority; they vote in the next one. lives:
-    theirs, LIFE bytes each, see Proposal. chain: proves round, members, lives and lineage; empty without a state. Made by
-    `begin`, which gives the replica its codec, chunk grid and hyper-parameters. A subclass for each method overrides
+    LIFE bytes of each member, see Proposal. chain: proves round, members, lives and lineage; empty without a state.
+
+    `begin` makes a replica, with its codec, chunk grid and hyper-parameters. A subclass for each method overrides
     `contribution`, `_outer_step`, `forfeit` and the properties that describe its private state.
     """
 
@@ -173,7 +174,7 @@ class Replica(SharedState):
         return {}
 
     def members_of(self, number: int) -> tuple[PeerId, ...]:
-        """Members of the last round of fragment `number`, or of all that are held where that one is not."""
+        """Members of the last round of fragment `number`; if this peer does not hold it, of all fragments that it holds."""
         return self.members
 
     def private_state(self, layout: Layout) -> dict[str, Array]:
@@ -283,8 +284,8 @@ class Replica(SharedState):
         """Commit the next round: record used data, make the outer step; return True if it made one.
 
         Cannot fail half-way: the results have been checked against the digest of the commit, and their form when they
-        arrived. `me`: this peer. `since`: reads the model, if it was trained after its contribution was read.
-        `compute_digest`: compute the new digest.
+        arrived. `me`: this peer. `since`: reads the model, if it was trained after its contribution was read. The digest of
+        the new state is computed later, by `compute_digest`.
         """
         assert outcome.commit is not None
         proposal = outcome.commit.proposal
