@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -102,7 +103,7 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
             _wait(daemons, lambda: len(alone.get("rounds", ())) >= ALONE, options.patience)
             daemons.append(spawn(["join", invite, *common], folder / "1"))
             joined = daemons[1][1]
-            _wait(daemons, lambda: len(_shared(joined)) > options.rounds * case.fragments, options.patience)
+            _wait(daemons, lambda: len(_shared(joined)) >= options.rounds * case.fragments, options.patience)
         finally:
             for process, _ in daemons:
                 process.kill()
@@ -112,10 +113,11 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
 
 def _row(alone: dict[str, Any], joined: dict[str, Any]) -> dict[str, Any]:
     parameters, both = alone["parameters"], _shared(joined)
+    before = {after["round"]: one["bytes_up"] for one, after in pairwise(joined["rounds"])}
     row: dict[str, Any] = {
         "parameters": parameters,
         "sync s": round(statistics.median(one["sync_seconds"] for one in both), 3),
-        "sent MB": round((both[-1]["bytes_up"] - both[0]["bytes_up"]) / (len(both) - 1) / 1e6, 2),
+        "sent MB": round(statistics.median(one["bytes_up"] - before.get(one["round"], 0) for one in both) / 1e6, 2),
         "state MB": round(joined["synced"]["bytes"] / 1e6),
         "state s": round(joined["synced"]["wall"] - joined["start"]["wall"], 2),
     }
