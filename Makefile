@@ -70,10 +70,10 @@ mutants: $(VENV)/ready
 	$(BIN)/python tests/tools/mutants.py
 
 # Figures of this machine (docs/measured/ has some). FULL=1: every size. HIVEMIND=DIR: beside hivemind, which gets an
-# environment of its own in DIR; TORCHFT=DIR: beside torchft likewise. benchmarks/training/loss.py and overlap.py need root
+# environment of its own in DIR; TORCHFT=DIR: beside torchft likewise. PCCL=DIR: beside PCCL, built there before. benchmarks/training/loss.py and overlap.py need root
 # and half an hour.
 bench: $(VENV)/ready
-	$(BIN)/python -m benchmarks.exchange.allreduce $(if $(FULL),--full) $(if $(HIVEMIND),--hivemind "$(HIVEMIND)")
+	$(BIN)/python -m benchmarks.exchange.allreduce $(if $(FULL),--full) $(if $(HIVEMIND),--hivemind "$(HIVEMIND)") $(if $(PCCL),--pccl "$(PCCL)")
 	$(BIN)/python -m benchmarks.exchange.tiny
 	$(BIN)/python -m benchmarks.exchange.outerstep $(if $(TORCHFT),--torchft "$(TORCHFT)")
 	$(BIN)/python -m benchmarks.exchange.kill $(if $(TORCHFT),--torchft "$(TORCHFT)")
