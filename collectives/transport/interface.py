@@ -103,6 +103,11 @@ class Transport(Protocol):
         """Own peer id."""
         ...
 
+    @property
+    def up_limit(self) -> int:
+        """Bytes/s of bulk data that the owner of this peer allows it to send; 0: no limit."""
+        ...
+
     def addresses(self) -> tuple[str, ...]:
         """Return the gate addresses ("host:port") at which others may reach us.
 

@@ -71,6 +71,10 @@ class SimTransport:
 
     # --- the Transport interface
 
+    @property
+    def up_limit(self) -> int:
+        return 0  # a simulated link has a rate, and no owner who limits it further
+
     def addresses(self) -> tuple[str, ...]:
         return (self._address,)
 

@@ -38,10 +38,15 @@ A link that was not full looks slower than it is.
 
 
 class Bandwidth:
-    """Estimate for one peer's link. `up`, `down`: bytes/s, smoothed over rounds; 0 means unknown."""
+    """Estimate for one peer's link. `up`, `down`: bytes/s, smoothed over rounds; 0 means unknown.
 
-    def __init__(self) -> None:
+    up_limit: bytes/s that the owner allows for sending (0: no limit). The estimate of the uplink is at most that: the burst that
+    such a limit lets pass would look like a faster link.
+    """
+
+    def __init__(self, up_limit: int = 0) -> None:
         self.up = self.down = 0
+        self._ceiling = min(up_limit or CEILING, CEILING)
         self._samples: list[tuple[float, int, int]] = []
         self._base = (0, 0)
         self._quiet: tuple[float, int, int] | None = None
@@ -76,29 +81,26 @@ class Bandwidth:
 
     def uplink(self) -> int:
         """Return the uplink in bytes/s: the estimate, else what the round in progress shows; 0 if unknown."""
-        return self.up or _follow(
-            0, densest([at for at, _, _ in self._samples], [up for _, up, _ in self._samples], self._base[0])
-        )
+        times, ups = [at for at, _, _ in self._samples], [up for _, up, _ in self._samples]
+        return self.up or _follow(0, densest(times, ups, self._base[0]), self._ceiling)
 
     def end_round(self) -> tuple[int, int]:
         """End a round: return (up, down) in bytes/s to announce. Later samples count for the next round."""
         times = [now for now, _, _ in self._samples]
         ups, downs = [up for _, up, _ in self._samples], [down for _, _, down in self._samples]
-        self.up = _follow(self.up, densest(times, ups, self._base[0]))
-        self.down = _follow(self.down, densest(times, downs, self._base[1]))
+        self.up = _follow(self.up, densest(times, ups, self._base[0]), self._ceiling)
+        self.down = _follow(self.down, densest(times, downs, self._base[1]), CEILING)
         if self._samples:
             self._base = self._samples[-1][1:]
             self._samples.clear()
         return self.known()
 
 
-def _follow(known: int, found: float) -> int:
+def _follow(known: int, found: float, ceiling: int) -> int:
     if not found:
         return known
-    if not known:
-        return min(CEILING, max(1, int(found)))
-    part = RISE if found > known else FALL
-    return min(CEILING, max(1, int(known + part * (found - known))))
+    part = 1.0 if not known else RISE if found > known else FALL
+    return min(ceiling, max(1, int(known + part * (found - known))))
 
 
 def densest(times: Sequence[float], totals: Sequence[int], base: int) -> float:

@@ -60,7 +60,7 @@ class SendQueue:
 
         The code that runs the peer awaits it.
         """
-        self.bandwidth = Bandwidth()
+        self.bandwidth = Bandwidth(transport.up_limit)
         """Estimate of our link, from the bytes that `sample_bandwidth` reads."""
         self.debtors: dict[PeerId, int] = {}
         """Peers behind relays that owe us data of which no byte has come, with the bulk bytes of their links."""

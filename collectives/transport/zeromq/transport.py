@@ -175,6 +175,10 @@ class ZmqTransport:
         return self._identity.peer_id
 
     @property
+    def up_limit(self) -> int:
+        return self._sockets.rate_limit.rate
+
+    @property
     def port(self) -> int:
         """Port of the gate."""
         return self._port
@@ -303,7 +307,7 @@ class ZmqTransport:
     def no_sharing(self) -> str:
         """Return why this peer shares no memory with other peers of its machine; empty if it can."""
         sockets = self._sockets
-        return "the uplink has a limit" if sockets.rate_limit.rate else sockets.local_sockets.obstacle
+        return "the uplink has a limit" if self.up_limit else sockets.local_sockets.obstacle
 
     def lent(self) -> Lent:
         """Return the use that other peers make of us as their relay."""

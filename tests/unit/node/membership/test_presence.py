@@ -52,7 +52,7 @@ MOMENT = 0.001
 class FakeTransport:
     """Transport that logs the calls. `full`: peers to which `offer` fails; `unreachable`: to which `send` fails."""
 
-    peer_id = ME
+    peer_id, up_limit = ME, 0
 
     def __init__(self):
         self.arrivals: asyncio.Queue[Arrival] = asyncio.Queue()

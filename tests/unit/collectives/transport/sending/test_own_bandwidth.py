@@ -54,6 +54,20 @@ def test_bandwidth_excludes_waiting_time():
         assert up == 0 and down == pytest.approx(5 * MB, rel=0.01)
 
 
+def test_bandwidth_is_at_most_the_limit_of_the_owner():
+    """The limit lets a lump pass at once. Only the uplink has a limit."""
+    meter = Meter()
+    meter.link = Bandwidth(2 * MB)
+    meter.idle(10)
+    meter.move(8 * MB, 1)
+    assert meter.link.uplink() == 2 * MB, "in the round"
+    assert meter.link.end_round() == (2 * MB, 8 * MB)
+    meter.move(8 * MB, 1)
+    assert meter.link.end_round() == (2 * MB, 8 * MB)
+    meter.move(MB, 1)
+    assert meter.link.end_round()[0] < 2 * MB, "slower than the limit"
+
+
 def test_slow_receiver_does_not_lower_own_bandwidth():
     """Three quarters go at full speed, the rest trickles to a peer with a tenth of the bandwidth."""
     meter = Meter()

@@ -17,6 +17,8 @@ A, B = bytes([1]) * 32, bytes([2]) * 32
 class Wire:
     """Takes `seconds[peer]` for a frame; False for the dead."""
 
+    up_limit = 0
+
     def __init__(self):
         self.sent, self.seconds, self.dead = [], {A: 0.0, B: 0.0}, set()
         self.error, self.quick = None, set()

@@ -85,6 +85,8 @@ def test_on_narrow_uplink_state_goes_after_rounds(wire):
         handed = []
 
         class Noted:
+            up_limit = first.transport.up_limit
+
             async def send(self, to, frame):
                 taken = await first.transport.send(to, frame)
                 handed.append(type(frame.message))
@@ -107,6 +109,7 @@ def test_on_narrow_uplink_state_goes_after_rounds(wire):
         while len(handed) < 10:
             await asyncio.sleep(0.01)
         assert handed[-1] is StateChunk or handed.index(StateChunk) >= 4
+        assert send_queue.bandwidth.end_round()[0] <= RATE, "no lump that the limit lets pass counts as a faster link"
         await send_queue.close()
 
     wire.run(work)
