@@ -174,7 +174,10 @@ class Replica(SharedState):
         return {}
 
     def members_of(self, number: int) -> tuple[PeerId, ...]:
-        """Members of the last round of fragment `number`; if this peer does not hold it, of all fragments that it holds."""
+        """Return the members of the last round of fragment `number`, if this peer holds it.
+
+        Otherwise those of all fragments that it holds.
+        """
         return self.members
 
     def private_state(self, layout: Layout) -> dict[str, Array]:
