@@ -198,7 +198,7 @@ class AlwaysInvariants:
                 "progress", -1, f"no round after {max(here.values(), default=0)} for {now - since:.0f} s"
             )
             self._moved_at = now
-        coming = [machine for machine in self._honest if machine.process is not None and machine.process not in here]
+        coming = [one for one in self._honest if one.process is not None and not (one.process in here and one.holds)]
         gates = {machine.address for machine in self._machines if machine.up} if coming else set()
         for machine in coming:
             process = machine.process

@@ -252,6 +252,23 @@ def test_newcomer_need_not_get_in_if_all_peers_of_its_invite_are_gone(seed, told
     assert (("progress", 1) in swarm.told) == told
 
 
+def test_newcomer_whose_invite_names_gone_peers_only_has_the_usual_time_after_its_restart():
+    """Although its process was ready before it gave up: that was without a state."""
+    swarm = _Swarm(3, pause=14.0)
+    swarm.machines[2].up, swarm.machines[2].process = False, None
+    newcomer = swarm.machines[1]
+    newcomer.holds = False
+    newcomer.process.invite = SimpleNamespace(seeds=(SimpleNamespace(address=swarm.machines[2].address),))
+    for second in range(30):
+        swarm.invariants.look(float(second))
+    newcomer.process = swarm.process()
+    newcomer.process.ready = False
+    swarm.invariants.look(30.0)
+    assert ("progress", 1) not in swarm.told
+    swarm.invariants.look(45.0)
+    assert ("progress", 1) in swarm.told
+
+
 @pytest.mark.parametrize("gone", [True, False])
 def test_peer_that_leaves_need_not_keep_up(gone):
     swarm = _Swarm(3)
