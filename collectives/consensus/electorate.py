@@ -187,7 +187,8 @@ class Electorate:
         senior ones stay, banned ones only if there are too few others: not all peers may know the evidence.
         """
         terms, banned = self.terms, self.standing.banned()
-        absent = [peer for peer in terms.by_seniority if peer not in {*alive, *gone} and peer in terms.lives]
+        present = {*alive, *gone}
+        absent = [peer for peer in terms.by_seniority if peer not in present and peer in terms.lives]
         absent.sort(key=lambda peer: peer in banned)
         return tuple(absent[: max(0, fewest(self.liars) - len(alive))])
 
@@ -234,7 +235,7 @@ class Electorate:
         return not self.liars or self.me in voters or self.confirmed(voters)
 
     def reaches(self, peer: PeerId) -> bool:
-        """Return True if this peer can reach another one that has a vote, as far as known, and has not left."""
+        """Return True if `peer` is reachable, has not left, and is not known to have no vote."""
         return peer in self.live and peer not in self.nonvoters and peer not in self.farewells
 
     @property

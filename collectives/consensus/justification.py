@@ -135,17 +135,20 @@ def justify(proposal: Proposal, promises: Mapping[PeerId, Signed], farewells: Co
 def reported(
     message: Propose, electorate: Electorate, verify: Verify
 ) -> tuple[dict[PeerId, Promise], dict[PeerId, Leave]] | None:
-    """Return the promises and farewells of a proposal; None if no quorum has promised.
+    """Return the promises and farewells of a proposal.
 
-    None also if they are malformed. Only promises with a valid signature count, and only those of members. The caller checks
-    farewells, and proofs of members.
+    None if they are malformed, or if no quorum has promised. Only promises of members with a valid signature count. The caller
+    checks farewells, and proofs of members.
     """
     proposal, terms = message.proposal, electorate.terms
     if not all(sound(one, terms) and one.ballot < proposal.ballot for one in message.earlier):
         return None
+    peers = [report.peer for report in message.reports]
+    if peers != sorted(set(peers)):
+        return None  # Else a liar could repeat invalid signatures, which take time to check.
     promises: dict[PeerId, Promise] = {}
     for report in message.reports:
-        if report.peer in promises or report.peer not in terms.members or report.voted > len(message.earlier):
+        if report.peer not in terms.members or report.voted > len(message.earlier):
             return None
         voted = message.earlier[report.voted - 1] if report.voted else None
         promise = Promise(terms.round, terms.fragment, proposal.ballot, voted, report.digest, terms.lineage)

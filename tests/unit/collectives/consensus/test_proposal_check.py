@@ -141,11 +141,21 @@ def test_new_members_of_an_earlier_proposal_are_checked_only_if_a_signed_promise
     false = proposal_of(1, lives=lives_in_order(IDS, {**LIVES, DAN: b"z" * LIFE}), member_proofs=(proof,))
     message = freely(proposal_of(2), (LEADER, ME, DAN), sign)
     promise = Promise(5, 0, message.proposal.ballot, false, RESULTS, LINEAGE)
-    reports = (*message.reports, Report(ANN, 1, RESULTS, sign(signer, promise)))
+    report = Report(ANN, 1, RESULTS, sign(signer, promise))
+    reports = tuple(sorted((*message.reports, report), key=lambda one: one.peer))
     shown = msgspec.structs.replace(message, reports=reports, earlier=(false,))
     before = scene.verified
     assert scene.check.justified(shown) == (signer != ANN)
     assert scene.verified - before == len(reports) + (signer == ANN)
+
+
+def test_reports_that_are_not_sorted_by_peer_are_not_justified_and_no_signature_is_checked():
+    """A liar could otherwise repeat one report with an invalid signature, as often as a message has room."""
+    for order in ((0, 1, 1, 2), (0, 2, 1)):
+        scene = Scene()
+        message = freely(proposal_of(2), (LEADER, ME, DAN), sign)
+        shown = msgspec.structs.replace(message, reports=tuple(message.reports[place] for place in order))
+        assert not scene.check.justified(shown) and scene.verified == 0, order
 
 
 def test_signatures_in_a_genuine_proposal_are_checked_once_until_too_many_others_are_genuine():
