@@ -70,8 +70,8 @@ mutants: $(VENV)/ready
 	$(BIN)/python tests/tools/mutants.py
 
 # Figures of this machine (docs/measured/ has some). FULL=1: every size. HIVEMIND=DIR: beside hivemind, which gets an
-# environment of its own in DIR; TORCHFT=DIR: beside torchft likewise. PCCL=DIR: beside PCCL, built there before. benchmarks/training/loss.py and overlap.py need root
-# and half an hour.
+# environment of its own in DIR; TORCHFT=DIR: beside torchft likewise. PCCL=DIR: beside PCCL, which has to be there
+# (docs/benchmarks.md). benchmarks/training/loss.py and overlap.py need root and half an hour.
 bench: $(VENV)/ready
 	$(BIN)/python -m benchmarks.exchange.allreduce $(if $(FULL),--full) $(if $(HIVEMIND),--hivemind "$(HIVEMIND)") $(if $(PCCL),--pccl "$(PCCL)")
 	$(BIN)/python -m benchmarks.exchange.tiny

@@ -26,7 +26,7 @@ from benchmarks.support.actors import free_port
 
 OTHER_SIZES = (40.0, 100.0)
 PCCL = {"int8": "uint8"}
-"""Names of codecs in PCCL that are others there."""
+"""Codecs that have another name in PCCL."""
 
 WARM_UP = 2
 """Turns that do not count: after them all memory that a round needs is there, in gloo as in ours."""

@@ -191,7 +191,7 @@ def pccl(
     master: str = "127.0.0.1",
     prefix: Callable[[int], Sequence[str]] = lambda rank: (),
 ) -> Contestant:
-    """PCCL with the interpreter of `pccl_python` and "fp32" or "uint8". `master`: address of rank 0, which has the master."""
+    """PCCL with the interpreter of `pccl_python` and "fp32" or "uint8". `master`: address of rank 0, which runs the master."""
     same: dict[str, Any] = dict(python=python, peers=peers, mb=mb, codec=codec, master=f"{master}:{port}")
     commands = [[*prefix(rank), *_command("comparison/pccl_peer.py", rank=rank, **same)] for rank in range(peers)]
     return Contestant(f"pccl {codec}", commands, peers=peers, checks=True)

@@ -70,7 +70,7 @@ class Load:
 
 
 class Memory(NamedTuple):
-    """Bytes of memory of a process: resident now, resident at most since `forget_peak`, and swapped out now."""
+    """Bytes of memory of a process: resident now, the peak of resident ones since `forget_peak`, and swapped out now."""
 
     resident: int
     peak: int

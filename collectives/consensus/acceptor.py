@@ -123,7 +123,7 @@ class Acceptor:
     def follow(
         self, sender: PeerId, message: Proposal, now: float, justified: Callable[[], bool] = lambda: True
     ) -> bool:
-        """Follow a proposal; return False if that is not allowed.
+        """Follow a proposal; return False if that is not allowed. Its ballot may count in both cases.
 
         The first term belongs to the first member and needs no promises. `justified`: checks those of a later one, which
         takes time, so it is called last.

@@ -78,7 +78,7 @@ class ProposalCheck:
     def justified(self, message: Propose) -> bool:
         """Return True if the value of a proposal follows from its promises; otherwise refuse the leader."""
         if (reports := reported(message, self._electorate, self._verify)) is not None:
-            # Only what members have signed: a liar alone could name proposals with thousands of keys that it has made.
+            # Only proposals that members have signed are checked: a liar alone could name many with keys that it has made.
             if not all(self.genuine(one.voted) for part in reports for one in part.values() if one.voted is not None):
                 return False  # An honest leader may know keys that this peer does not know yet.
             if justified(message.proposal, *reports, self._electorate):

@@ -61,10 +61,10 @@ class Turn:
     def too_early(self, sender: PeerId, proposal: Proposal | None, now: float) -> bool:
         """Return True if a ballot of this sender would only delay the round.
 
-        That is so while another member has precedence. Otherwise it is so for another peer that is hasty, or whose ballot in
-        this round was in vain, if the proposal in progress has
-        made progress within the patience, or if the first one is still to come. A ballot without a proposal does not delay
-        another one: several peers may begin ballots at a time, and the highest wins.
+        That is so while another member has precedence. Otherwise it is so for a peer whose ballots were in vain, in this round
+        or in rounds before, if the proposal in progress has made progress within the patience, or if the first one is still to
+        come. The leader in progress may begin another ballot in any case. A ballot without a proposal does not delay another
+        one: several peers may begin ballots at a time, and the highest wins.
         """
         preceding = self._electorate.views.member
         if self._electorate.reaches(preceding):

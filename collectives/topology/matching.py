@@ -169,7 +169,7 @@ class _Tree:
         return right[missing:] if len(right) >= missing else self._left_over(low, middle, bit - 1) + right
 
     def _other_halves(self, rank: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the other halves of the subtrees that contain `rank`, without empty ones, the smallest first.
+        """Yield the sibling of each subtree that contains `rank`, without empty ones, the smallest first.
 
         Each is a range of ranks, and the bit by which this range is divided.
         """
@@ -193,7 +193,7 @@ class _Tree:
                 high = end
 
     def _halves_of_equals(self, rank: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the other halves of the subtrees of peers with the label of `rank`, the largest first."""
+        """Yield the siblings of the subtrees of peers with the label of `rank`, the largest first."""
         low, high = bisect_left(self._ordered, self._ordered[rank]), bisect_right(self._ordered, self._ordered[rank])
         while high - low > 1:
             middle = self._split(low, high, -1)

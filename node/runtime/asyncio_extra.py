@@ -50,7 +50,7 @@ async def at_intervals(seconds: float, function: Callable[[], object]) -> None:
 
     Raises the exception of the function. Timers call it: a task that sleeps takes more than twice as long, mostly to be woken.
     """
-    loop, context = asyncio.get_running_loop(), copy_context()
+    loop, context = asyncio.get_running_loop(), copy_context()  # A timer without a context would copy it at each call.
     failure: asyncio.Future[None] = loop.create_future()
     timer: asyncio.TimerHandle
 

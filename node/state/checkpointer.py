@@ -37,7 +37,7 @@ class CheckpointsLost(HintedError):
 class Checkpointer:
     """The checkpoints of one run's replica. `digest` is that of the newest saved state, if known.
 
-    `unreadable`: the remarks of the store if no checkpoint was restored although there are some; else None.
+    `unreadable`: what the store found if it restored no checkpoint although there are some; else None.
 
     During training `begin` copies what each inner step changes and shares the rest, which `write` writes while training
     continues. Without memory for this copy `write` first writes what was not copied, and training `waits` for that. At the

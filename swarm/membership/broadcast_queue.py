@@ -25,7 +25,7 @@ UNLIMITED = 1 << 30
 class Entry(msgspec.Struct, order=True, gc=False):
     """Item of the queue. The first two fields are its place in the order, which no other entry has.
 
-    rank: minus the sends so far. number: of the `add`. most: maximum number of sends.
+    rank: minus the sends so far. number: how many items were added before. most: maximum number of sends.
     """
 
     rank: int

@@ -117,7 +117,7 @@ class PeerTable:
 
     @property
     def any_absent(self) -> bool:
-        """True if a known peer is not in the view. Usually all are."""
+        """True if a known peer is not in the view; usually all known peers are in it."""
         return self.live.size <= len(self.entries)
 
     @property
@@ -178,7 +178,7 @@ class PeerTable:
     def dead_entries(self) -> Iterator[tuple[PeerId, PeerEntry]]:
         """Yield the peers that have died and not come back, with their entries."""
         if not self.any_absent:
-            return iter(())  # fast, because each gossip asks
+            return iter(())  # fast, because each gossip message needs these entries
         return ((peer, entry) for peer, entry in self.absent_entries() if entry.state == "dead")
 
     def absent_entries(self) -> Iterator[tuple[PeerId, PeerEntry]]:

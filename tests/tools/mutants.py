@@ -101,7 +101,7 @@ LEAST_EACH = 10
 class Mutant:
     """One small change of a module: `occurrence` counts the places where the operator applies.
 
-    Without an operator it is the place in PLANTED.
+    Without an operator it is a planted one, and `occurrence` is its place in PLANTED.
     """
 
     module: str
@@ -188,7 +188,7 @@ def survives(tree: Path, tests: Sequence[str], limit: float) -> bool:
 
 
 def sample(count: int, seed: int) -> dict[str, list[Mutant]]:
-    """Return the planted mutants, and about `count` others, in proportion to those that a module has, at least LEAST_EACH.
+    """Return all planted mutants and about `count` others, at least LEAST_EACH of a module, in proportion to what it has.
 
     The sample of a module depends on nothing else, so that a run of one module repeats a part of the whole run.
     """
@@ -255,7 +255,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _lines(mutant: Mutant) -> tuple[str, str]:
-    """Return the line before and after the mutation; of a planted one the text, and what is wrong."""
+    """Return the line before and after the mutation; for a planted one its two texts."""
     if not mutant.operator:
         _, wrong, text, _ = PLANTED[mutant.occurrence]
         return text, wrong

@@ -40,8 +40,8 @@ A link that was not full looks slower than it is.
 class Bandwidth:
     """Estimate for one peer's link. `up`, `down`: bytes/s, smoothed over rounds; 0 means unknown.
 
-    up_limit: bytes/s that the owner allows for sending (0: no limit). The estimate of the uplink is at most that: the lump
-    that such a limit lets pass at once would look like a faster link.
+    up_limit: bytes/s that the owner allows for sending (0: no limit). The estimate of the uplink is at most that: a burst
+    that such a limit lets pass would look like a faster link.
     """
 
     def __init__(self, up_limit: int = 0) -> None:

@@ -215,7 +215,7 @@ async def knock(
 ) -> tuple[Welcome, PeerRecord] | Refuse:
     """Visit a gate; return its Refuse, or its Welcome with the record, checked against the expected key.
 
-    A local failure returns a Refuse with the code "unreachable", "refused" if the machine answers but nothing listens there,
+    A failure returns a Refuse with the code "unreachable", "refused" if the machine answers but nothing listens there,
     "version" if the gate has another version, or "signature" if the record is not valid here and now.
     """
     answer = await _visit(sockets, contact, hello, Welcome, _HOST, route=route)
@@ -315,7 +315,7 @@ async def _visit(
         return Refuse("unreachable", f"{contact.address}: {answer}"[:256])
     try:
         message = _parse(memoryview(answer), question.run_id, wanted, Refuse)
-    except VersionError as error:  # Its refusal is a frame of its version, too.
+    except VersionError as error:  # A gate of another version also refuses in frames of that version.
         return Refuse("version", str(error))
     except FrameError as error:
         return Refuse("unreachable", f"{contact.address}: {error}"[:256])

@@ -222,7 +222,10 @@ class GossipSession(ReplicaSession):
     def _choose_partners(self) -> None:
         """Choose the partners of the round in progress from the current view."""
         number, drawn = self._last_draw
-        current, live = self.current, self.roster.peers.live  # A thousand peers join one by one: no copy of each view.
+        current, live = (
+            self.current,
+            self.roster.peers.live,
+        )  # Views change with each of a thousand joiners, so none is copied.
         begun = self._matching.round != current.round
         if begun:
             self._matching = Matching(self.run_id, current.round, self.manifest.exchange.gossip_group_size)

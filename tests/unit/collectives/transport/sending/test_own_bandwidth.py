@@ -55,7 +55,7 @@ def test_bandwidth_excludes_waiting_time():
 
 
 def test_bandwidth_is_at_most_the_limit_of_the_owner():
-    """The limit lets a lump pass at once. Only the uplink has a limit."""
+    """The limit lets a burst pass. Only the uplink has a limit."""
     meter = Meter()
     meter.link = Bandwidth(2 * MB)
     meter.idle(10)

@@ -109,7 +109,7 @@ def test_on_narrow_uplink_state_goes_after_rounds(wire):
         while len(handed) < 10:
             await asyncio.sleep(0.01)
         assert handed[-1] is StateChunk or handed.index(StateChunk) >= 4
-        assert send_queue.bandwidth.end_round()[0] <= RATE, "no lump that the limit lets pass counts as a faster link"
+        assert send_queue.bandwidth.end_round()[0] <= RATE, "no burst that the limit lets pass counts as a faster link"
         await send_queue.close()
 
     wire.run(work)
