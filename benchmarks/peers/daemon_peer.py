@@ -48,8 +48,8 @@ def measured(*arguments: Any, **options: Any) -> Any:
 class Peak:
     """The most memory of this process since `base` was measured.
 
-    The kernel knows the peak of resident memory only. So once pages were swapped out, the
-    largest of 20 samples a second counts.
+    The kernel knows the peak of resident memory only. So once pages were swapped out, the largest of 20 samples a second
+    counts.
     """
 
     def __init__(self) -> None:

@@ -49,9 +49,9 @@ def question(
     """Build a question from flags and a manifest (its TOML and file name); a flag overrides the manifest.
 
     step: seconds; or speed: TFLOP/s. links: such as "4x300/300" (Mbit/s down/up), "dsl" or "2x50/10@0.8" (with their
-    own step in seconds). usual: peers if neither `peers` nor the links give a number. line: such as "4x50/10",
-    four peers behind one line. rtt: ms. memory: bytes; 0: not known. here: directory of the manifest, whose model is counted
-    there. Raises PlanError, ManifestError.
+    own step in seconds). usual: peers if neither `peers` nor the links give a number. line: such as "4x50/10", four peers
+    behind one line. rtt: ms. memory: bytes; 0: not known. here: directory of the manifest, whose model is counted there.
+    Raises PlanError, ManifestError.
     """
     manifest = parse_manifest(toml, name) if toml else None
     assumed: list[str] = []

@@ -222,10 +222,8 @@ class GossipSession(ReplicaSession):
     def _choose_partners(self) -> None:
         """Choose the partners of the round in progress from the current view."""
         number, drawn = self._last_draw
-        current, live = (
-            self.current,
-            self.roster.peers.live,
-        )  # Views change with each of a thousand joiners, so none is copied.
+        # While many peers join, each of them changes the view, so it is read in place and not copied.
+        current, live = self.current, self.roster.peers.live
         begun = self._matching.round != current.round
         if begun:
             self._matching = Matching(self.run_id, current.round, self.manifest.exchange.gossip_group_size)
