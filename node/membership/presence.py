@@ -104,15 +104,15 @@ class Presence:
         """Deadlines of the watch and the handlers; None: one has none, and gets every tick."""
         self._tasks: asyncio.TaskGroup | None = None
 
-    async def run(self, *beside: Coroutine[Any, Any, None]) -> None:
-        """Receive frames and call ticks until cancelled; run other tasks beside."""
+    async def run(self, *beside: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Receive frames and call ticks until cancelled; run these functions beside."""
         async with asyncio.TaskGroup() as group:
             self._tasks, self._ticked_at = group, self._now()
             group.create_task(self._receive())
             group.create_task(at_intervals(self.roster.preset.tick, self._tick))
             group.create_task(self._raise_send_failure())
             for work in beside:
-                group.create_task(work)
+                group.create_task(work())
 
     def attach(self, topic: Topic, handler: Handler) -> None:
         """Route the messages of a topic to this handler. Without a handler they are dropped."""

@@ -234,7 +234,7 @@ class Admission:
         if self.terms is not None:
             self._judge(self.terms)
         self.reachability = Reachability(self.transport, roster, now=environment.now, emit=self._emit)
-        self.running = asyncio.create_task(self.presence.run(self.reachability.watch()))
+        self.running = asyncio.create_task(self.presence.run(self.reachability.watch))
 
     def _judge(self, terms: RunTerms) -> None:
         """Judge records of others by the manifest's rule from now on, and by stored evidence and revocations."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import asynccontextmanager
-from functools import wraps
+from functools import partial, wraps
 
 import pytest
 from kit.roster_world import EPOCH, IDENTITIES, RUN, RosterWorld, record
@@ -753,7 +753,7 @@ async def test_tasks_beside_run_and_end_with_the_peer():
             ended.append(name)
 
     scene = Scene()
-    async with scene.running(work("beside")):
+    async with scene.running(partial(work, "beside")):
         scene.presence.attend(work("attended"))
         await asyncio.sleep(MOMENT)
         assert not ended
@@ -768,7 +768,7 @@ async def test_exception_of_a_task_ends_the_peer(how):
         raise LookupError
 
     scene = Scene()
-    beside = [fail()] if how == "beside" else []
+    beside = [fail] if how == "beside" else []
     async with scene.running(*beside) as task:
         if how == "attend":
             scene.presence.attend(fail())

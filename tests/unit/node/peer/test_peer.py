@@ -1,7 +1,9 @@
 """Construction of a real peer without a swarm; tests/swarms and tests/processes run whole peers."""
 
 import asyncio
+import gc
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -42,3 +44,17 @@ def test_founder_refuses_first_weights_that_are_not_finite_and_names_the_paramet
     with pytest.raises(WeightsError, match="the first weights of weight are not finite") as found:
         asyncio.run(main())
     assert found.value.exit_code == 2
+
+
+def test_peer_that_ends_at_once_leaves_no_coroutine_without_a_task(tmp_path):
+    async def main():
+        entry = founding(b"", load({"home": tmp_path, "host": "127.0.0.1", "port": 0}, {}), "run.toml")
+        peer = entry.peer(lambda kind, fields: None)
+        await entry.begin(peer)
+        await peer.vanish()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asyncio.run(main())
+        gc.collect()
+    assert [one for one in caught if "never awaited" in str(one.message)] == []
