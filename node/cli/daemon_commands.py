@@ -292,7 +292,7 @@ def _daemon(config: Config) -> tuple[Status | None, bool]:
     from thinwire.node.peer.status import alive, read_status
 
     status = read_status(config.directories.status)
-    return status, status is not None and alive(status)
+    return status, status is not None and alive(status, config.directories.lock)
 
 
 def _running(config: Config) -> Status:

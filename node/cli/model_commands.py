@@ -199,7 +199,7 @@ def _stored(config: Config, source: str, homes: list[Path] | None) -> StoredMode
     from thinwire.node.training.stored_model import stored_model
 
     status = read_status(config.directories.status)
-    default = status.run if status is not None and alive(status) else ""
+    default = status.run if status is not None and alive(status, config.directories.lock) else ""
     return stored_model(config.directories, source, default, homes or ())
 
 

@@ -93,7 +93,7 @@ def recover(status: Status, directories: Directories) -> str:
     while (waited := time.monotonic() - began) < WAIT:
         time.sleep(LOOK)
         last = read_status(directories.status) or last
-        if last.process != status.process or not alive(last):
+        if last.process != status.process or not alive(last, directories.lock):
             withdraw(path)
             raise NotRecoveredError("the daemon has ended", "start it again")
         if (new := last.continued[before:]) and not last.stalls:

@@ -91,7 +91,7 @@ class LocalRun:
 def local_runs(home: Directories) -> list[LocalRun]:
     """Return the runs of this machine; the round of the running one is that of its daemon."""
     status = read_status(home.status)
-    live = status if status is not None and alive(status) else None
+    live = status if status is not None and alive(status, home.lock) else None
     found: list[LocalRun] = []
     for run, name in home.run_names().items():
         folder, running = RunDirectory(home.runs / run), live is not None and live.run[:16] == run

@@ -22,7 +22,7 @@ def examine(config: Config, invite: Invite | None) -> list[Check]:
     status, listening, stuck = None, 0, list[Check]()
     with suppress(PermissionError):  # a check of the machine reports it
         status = read_status(config.directories.status)
-    if status is not None and alive(status):
+    if status is not None and alive(status, config.directories.lock):
         stuck = check_daemon(status, time.time())
         listening = PortFile(config.directories.run(bytes.fromhex(status.run)).port, RealDisk()).load()
         if invite is None and status.invite:

@@ -12,13 +12,13 @@ from thinwire.node.peer.recover_command_file import take_request
 from thinwire.node.peer.reporter import Reporter
 from thinwire.node.peer.reports.background_thread import Background
 from thinwire.node.peer.reports.experiment_trackers import Monitors
-from thinwire.node.peer.status import Status, this_process, write_status
+from thinwire.node.peer.status import Status, write_status
 from thinwire.node.peer.status_parts import without_quorum
 from thinwire.node.runtime.console import EVENT, LOGGER
 from thinwire.node.runtime.device import memory_of_process
 from thinwire.node.runtime.event_log import EventLog
 from thinwire.node.runtime.load_settings import Config
-from thinwire.node.runtime.process_lock import unwritable
+from thinwire.node.runtime.process_lock import this_process, unwritable
 from thinwire.swarm.messages.registry import PeerId
 
 STATUS_SECONDS = 1.0

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 from thinwire.collectives.costs.plan_outcome import Comparison
+from thinwire.node.runtime.process_lock import holder
 
 _LIMIT = 4 << 20
 
@@ -183,13 +184,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         return self.fp32_bytes / self.bytes_up if self.bytes_up else 0.0
 
 
-def this_process() -> tuple[int, float]:
-    """Return `process` and `process_started` of the caller."""
-    import psutil
-
-    return os.getpid(), psutil.Process().create_time()
-
-
 def write_status(path: Path, status: Status) -> bool:
     """Replace the file in one step: readers see the old or the new content. False if the disk refuses.
 
@@ -250,14 +244,6 @@ def unresponsive(status: Status, wall: float) -> str:
     )
 
 
-def alive(status: Status) -> bool:
-    """Return True if the process that wrote the status still runs; a zombie does not count."""
-    import psutil
-
-    try:
-        process = psutil.Process(status.process)
-        # The system counts ticks from its start; an adjusted clock changes the result by less than this.
-        same = abs(process.create_time() - status.process_started) < 2.0
-        return same and bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
+def alive(status: Status, lock: Path) -> bool:
+    """Return True if the process that wrote the status still holds the lock file of its directories."""
+    return holder(lock) == (status.process, status.process_started)

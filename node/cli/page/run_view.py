@@ -68,7 +68,7 @@ class RunView:
 
     def running(self, status: Status) -> bool:
         """Return True if the daemon that wrote a status still runs."""
-        return alive(status)
+        return alive(status, self._directories.lock)
 
     def healthy(self) -> bool:
         """Return True if the daemon runs and writes its status."""

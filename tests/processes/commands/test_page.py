@@ -11,9 +11,10 @@ import pytest
 from kit.real.dashboard import lacking
 from kit.real.waiting import CAP, until
 from thinwire.collectives.costs.plan_outcome import Comparison
-from thinwire.node.peer.status import FragmentStatus, LinkStatus, PeerStatus, Status, this_process, write_status
+from thinwire.node.peer.status import FragmentStatus, LinkStatus, PeerStatus, Status, write_status
 from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.event_log import EventLog
+from thinwire.node.runtime.process_lock import hold, this_process
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
@@ -169,15 +170,16 @@ def test_page_in_a_browser_shows_links_fragments_plan_and_lineages(machine, tmp_
     url = page_of(here, daemon)
     browser = a_browser(width)
     try:
-        browser.get(url)
-        # The page replaces its elements once a second, so one script reads all of them at the same moment.
-        seen = until("the matrix", lambda: (all_of := browser.execute_script(READ))["cells"] and all_of)
-        assert (seen["cells"], seen["bars"], seen["rows"]) == (16, 2 * 12, 3)
-        assert "10.0 ms" in seen["links"] and "8.00 Mbit/s" in seen["links"] and "<b>02" in seen["links"]
-        assert len(set(seen["colours"])) == 4, "each link is as good as its sender"
-        assert "85 %" in seen["plan"] and "lineage c0ffeec0" in seen["crowd"]
-        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-        assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
-        browser.save_screenshot(str(tmp_path / "page.png"))
+        with hold(files.lock):
+            browser.get(url)
+            # The page replaces its elements once a second, so one script reads all of them at the same moment.
+            seen = until("the matrix", lambda: (all_of := browser.execute_script(READ))["cells"] and all_of)
+            assert (seen["cells"], seen["bars"], seen["rows"]) == (16, 2 * 12, 3)
+            assert "10.0 ms" in seen["links"] and "8.00 Mbit/s" in seen["links"] and "<b>02" in seen["links"]
+            assert len(set(seen["colours"])) == 4, "each link is as good as its sender"
+            assert "85 %" in seen["plan"] and "lineage c0ffeec0" in seen["crowd"]
+            assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+            assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+            browser.save_screenshot(str(tmp_path / "page.png"))
     finally:
         browser.quit()

@@ -14,8 +14,9 @@ import pytest
 from thinwire.node.cli import main, recovery
 from thinwire.node.daemon.options import Options
 from thinwire.node.peer.recover_command_file import take_request
-from thinwire.node.peer.status import PeerStatus, Stall, Status, this_process, write_status
+from thinwire.node.peer.status import PeerStatus, Stall, Status, write_status
 from thinwire.node.runtime.directories import directories
+from thinwire.node.runtime.process_lock import hold, this_process
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.invite import Invite, Seed
@@ -31,7 +32,9 @@ def no_settings_of_this_machine(monkeypatch):
 
 @pytest.fixture
 def home(tmp_path):
-    return tmp_path / "home"
+    """Folder whose lock this process holds, as a daemon does."""
+    with hold(directories(tmp_path / "home").lock):
+        yield tmp_path / "home"
 
 
 @pytest.fixture
@@ -633,7 +636,7 @@ def test_output_to_a_closed_terminal_does_not_change_the_exit_code():
 
 @pytest.mark.parametrize("words", ["logs", "nonsense"])
 def test_command_whose_reader_closes_the_pipe_ends_quietly_like_unix_tools(home, words):
-    directories(home).log.parent.mkdir(parents=True)
+    directories(home).log.parent.mkdir(parents=True, exist_ok=True)
     directories(home).log.write_text("a line\n" * 50)
     ours, theirs = os.pipe()
     os.close(ours)

@@ -11,9 +11,10 @@ from starlette.testclient import TestClient
 from thinwire.node.cli.page.prometheus_metrics import exposition
 from thinwire.node.cli.page.run_view import RunView
 from thinwire.node.cli.page.server import PAGE, application
-from thinwire.node.peer.status import LinkStatus, PeerStatus, Status, this_process, write_status
+from thinwire.node.peer.status import LinkStatus, PeerStatus, Status, write_status
 from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.event_log import EventLog
+from thinwire.node.runtime.process_lock import hold, this_process
 
 RUN, ME, OTHER = "ab" * 32, "cd" * 32, "ef" * 32
 ADDRESS = "203.0.113.7:7400"
@@ -21,7 +22,10 @@ ADDRESS = "203.0.113.7:7400"
 
 @pytest.fixture
 def files(tmp_path):
-    return directories(tmp_path)
+    """Files of a home whose lock this process holds, as a daemon does."""
+    found = directories(tmp_path)
+    with hold(found.lock):
+        yield found
 
 
 def status_of(**more):

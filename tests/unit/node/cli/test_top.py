@@ -5,9 +5,10 @@ from rich.cells import cell_len
 from thinwire.node.cli import main
 from thinwire.node.cli.page.run_view import RunView
 from thinwire.node.cli.top.screen import GLYPHS, PLAIN_GLYPHS, TABS, Rates, everything, screen, sparkline, symbol
-from thinwire.node.peer.status import PeerStatus, Status, this_process, write_status
+from thinwire.node.peer.status import PeerStatus, Status, write_status
 from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.event_log import EventLog
+from thinwire.node.runtime.process_lock import hold, this_process
 
 ME, IN, LATE = "aa" * 32, "bb" * 32, "cc" * 32
 LONG = "雪" * 30 + "\x1b[31m"
@@ -27,6 +28,13 @@ def peers(number=30):
         PeerStatus(peer="ff" * 32, state="banned", reason="banned: two votes"),
     )
     return some + tuple(PeerStatus(peer=f"{n:02x}" * 32, state="alive") for n in range(number))
+
+
+@pytest.fixture(autouse=True)
+def lock(tmp_path):
+    """Hold the lock of the home, as a daemon does."""
+    with hold(directories(tmp_path).lock):
+        yield
 
 
 def files(tmp_path, *, rounds=200, **more):

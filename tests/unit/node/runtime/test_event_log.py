@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinwire.node.peer.report_sinks import ReportSinks
-from thinwire.node.peer.status import PeerStatus, Status, alive, read_status, this_process, write_status
+from thinwire.node.peer.status import PeerStatus, Status, alive, read_status, write_status
 from thinwire.node.runtime import event_log
 from thinwire.node.runtime.event_log import EventLog, end_of_events, read_events
 from thinwire.node.runtime.load_settings import load
-from thinwire.node.runtime.process_lock import InUseError
+from thinwire.node.runtime.process_lock import InUseError, hold, holder, this_process
 
 
 def kinds(path):
@@ -190,17 +190,45 @@ def test_status_that_cannot_be_written_returns_false(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["file", "status.json"]
 
 
-def test_alive_is_true_only_for_the_recorded_process():
-    assert alive(status())
-    assert not alive(status(process_started=status().process_started - 60))  # its number belongs to another process now
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    assert os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT) is not None
-    import psutil
+HOLDER = """
+import sys, time
+from pathlib import Path
+from thinwire.node.runtime.process_lock import hold
+with hold(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
 
-    zombie = status(process=child.pid, process_started=psutil.Process(child.pid).create_time())
-    assert not alive(zombie)
+
+def test_alive_is_true_only_while_the_process_of_the_status_holds_the_lock(tmp_path):
+    lock = tmp_path / "state" / "daemon.lock"
+    assert not alive(status(), lock)
+    with hold(lock):
+        assert alive(status(), lock)
+        assert not alive(status(process_started=status().process_started - 60), lock)  # that of an earlier process
+        assert alive(status(), lock), "a look at the lock does not release it"
+    assert not alive(status(), lock)
+
+
+def test_alive_needs_no_process_number_of_the_reader(tmp_path):
+    """In a container the daemon has a number that outside belongs to no process, or to another one."""
+    lock = tmp_path / "daemon.lock"
+    with hold(lock):
+        lock.write_text("1 12.5\n")
+        assert alive(status(process=1, process_started=12.5), lock)
+
+
+def test_alive_is_false_once_the_process_is_killed_also_while_it_is_a_zombie(tmp_path):
+    lock = tmp_path / "daemon.lock"
+    child = subprocess.Popen([sys.executable, "-c", HOLDER, lock], stdout=subprocess.PIPE)
+    assert child.stdout.readline() == b"held\n"
+    process, started = holder(lock)
+    assert process == child.pid and alive(status(process=process, process_started=started), lock)
+    child.kill()
+    assert os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT) is not None
+    assert not alive(status(process=process, process_started=started), lock)
     child.wait()
-    assert not alive(zombie)
+    child.stdout.close()
 
 
 def test_unopenable_event_log_is_named(tmp_path):

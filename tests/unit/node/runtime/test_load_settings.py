@@ -9,7 +9,7 @@ from thinwire.node.runtime import load_settings
 from thinwire.node.runtime.device import DeviceError, choose_device, devices
 from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.load_settings import ConfigError, load
-from thinwire.node.runtime.process_lock import InUseError, hold
+from thinwire.node.runtime.process_lock import InUseError, hold, holder, this_process
 from thinwire.node.runtime.settings import SETTINGS, model_setting
 from thinwire.swarm.manifest.manifest import Manifest
 
@@ -257,7 +257,7 @@ def test_lock_left_half_written_by_a_dead_process_is_taken_over(tmp_path, conten
     path = tmp_path / "lock"
     path.write_bytes(content)
     with hold(path):
-        assert path.read_text() == f"{os.getpid()}\n"
+        assert holder(path) == this_process()
 
 
 def test_lock_whose_holder_is_unreadable_names_no_process(tmp_path):
