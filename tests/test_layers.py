@@ -1,11 +1,14 @@
 """Imports point one way, between top folders and between packages; docs/architecture.md has the reason."""
 
 import ast
+import subprocess
 import sys
+import tarfile
 import tomllib
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 
 import pytest
 
@@ -461,3 +464,23 @@ def test_every_package_has_a_docstring(package):
         assert not file.exists()
     else:
         assert len(ast.get_docstring(ast.parse(file.read_text())).splitlines()[0]) > 20
+
+
+BUILD = "from setuptools import build_meta; print(build_meta.build_sdist('made'))"
+
+
+@pytest.mark.trial
+def test_source_archive_has_all_packages_and_no_test(tmp_path):
+    pytest.importorskip("setuptools", "77")
+    for name in (*MAY_IMPORT, "tests"):
+        copytree(ROOT / name, tmp_path / name, ignore=ignore_patterns("__pycache__"))
+    for name in ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    built = subprocess.run([sys.executable, "-c", BUILD], cwd=tmp_path, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    with tarfile.open(tmp_path / "made" / built.stdout.split()[-1]) as archive:
+        names = {one.partition("/")[2] for one in archive.getnames()}
+    assert not [one for one in names if one.startswith("tests")]
+    sources = {str(path.relative_to(ROOT)) for name in MAY_IMPORT for path in (ROOT / name).rglob("*.py")}
+    assert not sources - names
+    assert "node/cli/page/page.html" in names and "sims/template.toml" in names
