@@ -15,7 +15,7 @@ import typer
 from thinwire.node.cli.arguments import MOST, Debug, Home, InputError, Json, finite, settings
 from thinwire.node.cli.completion import peers, runs
 from thinwire.node.daemon.options import seconds_of
-from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.identity.errors import HintedError, NotInstalled
 
 if TYPE_CHECKING:
     from thinwire.node.cli.page.run_view import RunView
@@ -136,7 +136,7 @@ def _serve(make_view: Callable[[], RunView], host: str, port: int, public: bool)
     try:
         from thinwire.node.cli.page.server import serve
     except ModuleNotFoundError as error:
-        raise NoPageError(f"{error.name} is not installed", "pip install 'thinwire[page]'") from None
+        raise NotInstalled(f"the page needs the package {error.name}", "pip install 'thinwire[page]'") from None
     try:
         serve(make_view, host, port, public=public)
     except OSError as error:

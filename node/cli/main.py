@@ -35,7 +35,7 @@ CLOSED_PIPE = 128 + 13
 EXIT_CODES = {
     "0": "done, or left in order after a first signal",
     "1": "the run or a check failed",
-    "2": "usage or configuration; no such run, weights or text here",
+    "2": "usage or configuration; a package is missing; no such run, weights or text here",
     "3": "could not start here: port, key, device, disk",
     "4": "no swarm reachable, or no daemon here",
     "5": "manifest or protocol mismatch, run.toml has changed, not admitted, banned, or key in use elsewhere",

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from thinwire.node.cli.arguments import InputError
 from thinwire.node.daemon.options import Options
-from thinwire.node.discovery.public_runs import Directory, DirectoryError, ListedRun, NotInstalled
+from thinwire.node.discovery.public_runs import Directory, DirectoryError, ListedRun
 from thinwire.node.discovery.sources import open_directory
 from thinwire.node.peer.status import alive, read_status
 from thinwire.node.runtime.console import warn
@@ -22,6 +22,7 @@ from thinwire.node.runtime.directories import Directories, RunDirectory
 from thinwire.node.runtime.disk import RealDisk, present
 from thinwire.node.runtime.load_settings import Config
 from thinwire.node.state.checkpoint_store import LATEST
+from thinwire.swarm.identity.errors import NotInstalled
 from thinwire.swarm.identity.invite import PREFIX, Invite, is_invite
 
 Result = TypeVar("Result")

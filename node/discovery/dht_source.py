@@ -21,9 +21,10 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
-from thinwire.node.discovery.public_runs import DirectoryError, NotInstalled
+from thinwire.node.discovery.public_runs import DirectoryError
 from thinwire.node.membership.known_peers_file import replace_file
 from thinwire.node.runtime.disk import Disk
+from thinwire.swarm.identity.errors import NotInstalled
 from thinwire.swarm.identity.run_card import RunCard
 
 OPEN_SECONDS = 60.0
@@ -82,7 +83,7 @@ def child_command(python: str) -> tuple[str, ...]:
     found = importlib.util.find_spec(_MODULE)
     if not python and importlib.util.find_spec("hivemind") is None:
         raise NotInstalled(
-            "the public directory needs hivemind, which is not installed here",
+            "the public directory needs the package hivemind",
             "--lan looks on the local network; else pip install 'thinwire[hivemind]', or name an interpreter that has it "
             "with the setting directory_python",
         )

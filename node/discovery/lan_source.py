@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from thinwire.node.discovery.public_runs import DirectoryError, NotInstalled
+from thinwire.node.discovery.public_runs import DirectoryError
 from thinwire.swarm.identity.address import split_address
+from thinwire.swarm.identity.errors import NotInstalled
 from thinwire.swarm.identity.run_card import CARD_BYTES, RunCard
 
 if TYPE_CHECKING:
@@ -39,9 +40,7 @@ class LanSource:
 
     def __init__(self, host: str) -> None:
         if importlib.util.find_spec("zeroconf") is None:
-            raise NotInstalled(
-                "the LAN directory needs zeroconf, which is not installed here", "pip install 'thinwire[lan]'"
-            )
+            raise NotInstalled("the LAN directory needs the package zeroconf", "pip install 'thinwire[lan]'")
         self._host = host
         self._zeroconf: AsyncZeroconf | None = None
         """Announces our service, once there is one."""

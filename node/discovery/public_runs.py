@@ -35,12 +35,6 @@ class DirectoryError(HintedError):
     exit_code: ClassVar[int] = 4
 
 
-class NotInstalled(HintedError):
-    """A package that a source needs is not installed."""
-
-    exit_code: ClassVar[int] = 3
-
-
 class AmbiguousRun(HintedError):
     """Several runs have the name."""
 

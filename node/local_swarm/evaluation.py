@@ -34,7 +34,6 @@ from thinwire.node.local_swarm.event_analysis import (
 from thinwire.node.local_swarm.live_view import Display
 from thinwire.node.local_swarm.summary import JoinerReport, KillReport, Summary, TrafficReport, as_json, screen
 from thinwire.node.methods.registry import METHODS
-from thinwire.node.runtime import plotting
 from thinwire.node.runtime.device import choose_device
 from thinwire.node.runtime.directories import directories
 from thinwire.node.runtime.disk import RealDisk
@@ -44,6 +43,7 @@ from thinwire.node.training.local_learner import Computing, LocalLearner, build_
 from thinwire.node.training.models.causal_model import generate
 from thinwire.node.training.models.initial_weights import vector_of
 from thinwire.node.training.stored_model import all_weights
+from thinwire.swarm.identity.errors import NotInstalled
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.manifest.manifest import Manifest
 
@@ -134,7 +134,7 @@ def conclude(swarm: FinishedSwarm, style: str, display: Display) -> list[str]:
     path = ""
     try:
         path = _draw(swarm, analyses, made)
-    except (plotting.NoPlots, OSError) as error:
+    except (NotInstalled, OSError) as error:
         display.say(f"no picture: {error}", warn=True)
     verdict = _summary(swarm, found, made, path)
     text = msgspec.json.encode(as_json(verdict)).decode() if style == "json" else f"\n{screen(verdict)}"

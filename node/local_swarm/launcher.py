@@ -19,7 +19,7 @@ from thinwire.node.runtime import plotting
 from thinwire.node.runtime.console import log_style, set_up_logging
 from thinwire.node.runtime.load_settings import Config
 from thinwire.node.runtime.signals import HANGUP, ending
-from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.identity.errors import HintedError, NotInstalled
 from thinwire.swarm.identity.regular_file import content_of
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.parser import parse
@@ -68,7 +68,7 @@ def start_local(run: Path, config: Config, options: Options) -> int:
     try:
         try:
             plotting.check()
-        except plotting.NoPlots as error:
+        except NotInstalled as error:
             display.say(f"{error}; {error.hint}", warn=True)
         swarm.run(display)
         display.close()

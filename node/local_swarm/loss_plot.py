@@ -31,7 +31,7 @@ def draw(
     """Write a PNG with the losses of a local swarm.
 
     It shows the training loss of every peer and of the baseline by round, and `held_out`: losses of the swarm's model as
-    points (round, nats per token). Raises NoPlots; OSError if the file cannot be written.
+    points (round, nats per token). Raises NotInstalled; OSError if the file cannot be written.
     """
     check()
     from matplotlib.backends.backend_agg import FigureCanvasAgg

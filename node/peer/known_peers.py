@@ -54,6 +54,11 @@ class KnownPeers:
         self._file.load()
         return self._file.alone
 
+    @property
+    def others(self) -> bool:
+        """True if other peers were members when the last process ended."""
+        return bool(self.known() or self.absent()) and not self.alone
+
     def store(self, roster: Roster, *, alone: bool, absent: Iterable[Contact]) -> None:
         """Store the addresses of the other peers, and of the `absent` ones, see KnownPeersFile.
 

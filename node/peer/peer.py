@@ -236,10 +236,14 @@ class Peer:
         unreadable = self.checkpointer.unreadable
         if not joins and unreadable is not None:
             again = "" if unreadable.other_format else "; or remove it, and the run begins again at round 0"
-            raise CheckpointsLost(
-                f"no checkpoint of the run can be read: {max(unreadable.remarks)}",
-                unreadable.advice(self._directory.checkpoints) + again,
-            )
+            found = f"no checkpoint of the run can be read: {max(unreadable.remarks)}"
+            advice = unreadable.advice(self._directory.checkpoints) + again
+            if self.known_peers.others and not unreadable.other_format:
+                raise NoSwarm(
+                    f"{found}; no other peer of the run can be reached",
+                    f"start another peer of the run, and this one takes its state; else {advice}",
+                )
+            raise CheckpointsLost(found, advice)
 
     async def _forks(self, votes: Mapping[int, VoteFile], work: Work) -> list[Fork]:
         """Return the forks with which this peer continues alone, see `continue_alone`."""

@@ -28,7 +28,7 @@ STATUS_SECONDS = 1.0
 class ReportSinks:
     """Outputs of one process, with the run's event log; `report` is the reporter that the peer uses.
 
-    show: gets each status, too. Raises InUseError, NoMonitor.
+    show: gets each status, too. Raises InUseError, NotInstalled.
     """
 
     def __init__(

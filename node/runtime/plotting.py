@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from thinwire.swarm.identity.errors import HintedError
-
-
-class NoPlots(HintedError):
-    """Drawing needs a library that is not installed."""
-
-    exit_code: ClassVar[int] = 1
+from thinwire.swarm.identity.errors import NotInstalled
 
 
 def check() -> None:
-    """Raise NoPlots when matplotlib is not installed."""
+    """Raise NotInstalled when matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise NoPlots("cannot draw plots: matplotlib is not installed", "pip install 'thinwire[plots]'") from None
+        raise NotInstalled("plots need the package matplotlib", "pip install 'thinwire[plots]'") from None

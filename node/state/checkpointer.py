@@ -29,9 +29,12 @@ _OWN = "replica/"
 
 
 class CheckpointsLost(HintedError):
-    """The checkpoints of a run cannot be read, and no other peer has its state."""
+    """The checkpoints of a run cannot be read, and no other peer has its state.
 
-    exit_code: ClassVar[int] = 3
+    Its code is one after which a service is not started again: only a person can mend it.
+    """
+
+    exit_code: ClassVar[int] = 2
 
 
 class Checkpointer:

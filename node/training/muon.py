@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.identity.errors import NotInstalled
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
 NEWTON_SCHULZ = 5
 """Steps of the iteration that makes an update nearly orthogonal."""
-
-
-class NoMuon(HintedError):
-    """The installed torch has no Muon."""
-
-    exit_code: ClassVar[int] = 3
 
 
 def matrices(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -48,7 +42,9 @@ class MuonWithAdamW(Optimizer):
 
     Muon's part: Nesterov momentum, then five Newton-Schulz steps; the orthogonal result is scaled by √max(1,
     rows/columns). torch stores the momentum as a mean (lerp) where the paper has a sum: the direction is the same, and
-    only the direction is left after the iteration, which torch computes in bfloat16. `rest`: AdamW's groups. Raises NoMuon.
+    only the direction is left after the iteration, which torch computes in bfloat16. `rest`: AdamW's groups.
+
+    Raises NotInstalled.
     """
 
     def __init__(
@@ -65,7 +61,7 @@ class MuonWithAdamW(Optimizer):
         try:
             from torch.optim import Muon
         except ImportError:
-            raise NoMuon(
+            raise NotInstalled(
                 f"torch {torch.__version__} has no Muon, which inner.optimizer = 'muon' needs",
                 "install torch 2.9 or newer",
             ) from None

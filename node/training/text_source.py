@@ -14,6 +14,7 @@ import blake3
 from thinwire.node.runtime.disk import present
 from thinwire.node.runtime.settings import HF
 from thinwire.node.training.models.tokenizer import DataError, Tokenizer
+from thinwire.swarm.identity.errors import NotInstalled
 
 STANDARD_LIBRARY_LIMIT = 30 << 20
 """Most bytes of the standard library's source to use."""
@@ -94,7 +95,9 @@ def text_of_data_set(source: TextSource, tokenizer: Tokenizer) -> Text:
     try:
         import datasets
     except ImportError:
-        raise DataError("data of Hugging Face needs the package datasets", "pip install 'thinwire[datasets]'") from None
+        raise NotInstalled(
+            "data of Hugging Face needs the package datasets", "pip install 'thinwire[datasets]'"
+        ) from None
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # It warns of each retry; the error names the reason.
     name, _, configuration = (
         (source.dataset, "", "") if present(Path(source.dataset)) else source.dataset.partition(":")

@@ -23,7 +23,7 @@ _MOMENT = 0.2
 
 
 def draw_all(directory: Path, scenario: Scenario, journal: Journal) -> tuple[Path, ...]:
-    """Write five PNGs. Raises NoPlots without matplotlib; OSError."""
+    """Write five PNGs. Raises NotInstalled without matplotlib; OSError."""
     check()
     drawn = []
     for name, draw in _PICTURES.items():

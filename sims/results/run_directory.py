@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
-from thinwire.node.runtime.plotting import NoPlots
 from thinwire.sims.results.journal import Journal
 from thinwire.sims.results.plots import draw_all
 from thinwire.sims.scenario.scenario import Scenario
-from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.identity.errors import HintedError, NotInstalled
 
 
 class OutputError(HintedError):
@@ -54,6 +53,6 @@ def write(directory: Path, scenario: Scenario, journal: Journal, summary: dict[s
         draw_all(directory, scenario, journal)
     except OSError as error:
         raise OutputError(f"cannot write to {directory}: {error.strerror}", "name another place with --out") from None
-    except NoPlots:
+    except NotInstalled:
         return False
     return True

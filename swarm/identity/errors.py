@@ -25,6 +25,15 @@ class HintedError(Exception):
             self.add_note(f"hint: {self.hint}")
 
 
+class NotInstalled(HintedError):
+    """A package that a command, a setting or a manifest needs is not installed, or is too old.
+
+    Its code is one after which a service is not started again: a person has to install the package.
+    """
+
+    exit_code: ClassVar[int] = 2
+
+
 def _line(text: str) -> str:
     if len(text) > MOST:
         text = f"{text[: MOST // 2]}…{text[-MOST // 2 :]}"

@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from thinwire.node.runtime.load_settings import Config
-from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.identity.errors import NotInstalled
 
 SCALARS = {
     "loss": "loss",
@@ -30,12 +30,6 @@ SCALARS = {
 
 HELD_OUT = "held_out/loss"
 """Name of the figure of the event "held_out"."""
-
-
-class NoMonitor(HintedError):
-    """A tool that the settings name is not installed."""
-
-    exit_code: ClassVar[int] = 2
 
 
 class Tool(Protocol):
@@ -85,7 +79,7 @@ class Monitors:
     """The tools that the settings name, fed with the events of a peer of a run.
 
     later: runs a function in the thread of the tools; returns False if it does not, and then figures are missing there. warn:
-    receives a problem, in that thread. Raises NoMonitor.
+    receives a problem, in that thread. Raises NotInstalled.
     """
 
     def __init__(
@@ -142,13 +136,13 @@ class Monitors:
 
 
 def _module(tool: str) -> Any:
-    """Return the module of a tool. Raises NoMonitor."""
+    """Return the module of a tool. Raises NotInstalled."""
     names: Sequence[str] = {"tensorboard": ("torch.utils.tensorboard", "tensorboard")}.get(tool, (tool, tool))
     try:
         return importlib.import_module(names[0])
     except ImportError:
-        raise NoMonitor(
-            f"the setting monitor names {tool}, which is not installed",
+        raise NotInstalled(
+            f"the setting monitor needs the package {names[1]}",
             f"pip install {names[1]}, or remove it from the setting",
         ) from None
 

@@ -12,7 +12,7 @@ from thinwire.node.runtime.plotting import check
 
 
 def draw(path: Path, instance: Problem, timeline: Timeline, summary: PlanSummary) -> None:
-    """Write a PNG: forwards pale, backwards full, losses black. Raises NoPlots, OSError."""
+    """Write a PNG: forwards pale, backwards full, losses black. Raises NotInstalled, OSError."""
     check()
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -20,6 +20,7 @@ from thinwire.node.runtime.settings import HF
 from thinwire.node.state.tensor_file import Array
 from thinwire.node.training.models.initial_weights import check_digest
 from thinwire.node.training.models.user_model import ModelError, config_file, read_pretrained
+from thinwire.swarm.identity.errors import NotInstalled
 from thinwire.swarm.manifest.manifest import Manifest
 from torch import nn
 
@@ -52,7 +53,7 @@ def add_adapter(manifest: Manifest, model: nn.Module, named: str) -> nn.Module:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
-        raise ModelError(
+        raise NotInstalled(
             "the run trains an adapter, which needs the package peft", "pip install 'thinwire[lora]'"
         ) from None
     wanted = manifest.lora

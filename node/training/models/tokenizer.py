@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 import blake3
 import numpy as np
 from numpy.typing import NDArray
-from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.identity.errors import HintedError, NotInstalled
 from thinwire.swarm.identity.regular_file import TOKENIZER, content_of
 
 
@@ -143,7 +143,7 @@ def load_tokenizer(name: str, directory: Path, content_hash: str = "") -> Tokeni
     try:
         from tokenizers import Tokenizer as Engine
     except ImportError:
-        raise DataError("a JSON tokenizer needs the package tokenizers", "pip install 'thinwire[hf]'") from None
+        raise NotInstalled("a JSON tokenizer needs the package tokenizers", "pip install 'thinwire[hf]'") from None
     try:
         engine = Engine.from_str(content.decode())
     except Exception as error:  # the library raises plain Exception

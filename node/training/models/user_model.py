@@ -22,7 +22,7 @@ from thinwire.node.state.model_buffers import buffers_of
 from thinwire.node.training.models.causal_model import logits_of
 from thinwire.node.training.models.initial_weights import WeightsError
 from thinwire.node.training.models.missing_hashes import MissingHashError
-from thinwire.swarm.identity.errors import HintedError
+from thinwire.swarm.identity.errors import HintedError, NotInstalled
 from thinwire.swarm.identity.regular_file import content_of
 from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.manifest.validation import MODULE_FUNCTION
@@ -128,8 +128,8 @@ def config_file(named: str) -> Path:
     return Path(found)
 
 
-def _no_library() -> ModelError:
-    return ModelError("a model of Hugging Face needs the package transformers", "pip install 'thinwire[models]'")
+def _no_library() -> NotInstalled:
+    return NotInstalled("a model of Hugging Face needs the package transformers", "pip install 'thinwire[models]'")
 
 
 def _of_transformers(manifest: Manifest, named: str) -> nn.Module:

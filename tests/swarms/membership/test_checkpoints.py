@@ -106,7 +106,8 @@ def test_returning_peer_fetches_the_state_if_the_results_are_gone(monkeypatch):
     assert max(found[2]) == max(found[0])
 
 
-def test_only_peer_does_not_begin_the_run_again_if_its_checkpoints_cannot_be_read(monkeypatch):
+@pytest.mark.parametrize("peers", [1, 2])
+def test_founder_does_not_begin_the_run_again_if_its_checkpoints_cannot_be_read(monkeypatch, peers):
     """With rounds from the first weights the user would lose what can be repaired."""
     real = CheckpointStore.load
 
@@ -115,9 +116,11 @@ def test_only_peer_does_not_begin_the_run_again_if_its_checkpoints_cannot_be_rea
         return found if found.snapshot is None else Loaded(None, None, ("bit rot",))
 
     monkeypatch.setattr(CheckpointStore, "load", load)
-    run = run_of(Fault(10.0, "restart", (0,), 3.0), peers=1, seconds=20.0)
+    others = [Fault(10.0, "kill", tuple(range(1, peers)))] if peers > 1 else []
+    run = run_of(*others, Fault(10.0, "restart", (0,), 3.0), peers=peers, seconds=20.0)
     ends = [one.fields["reason"] for one in events_of(run, "down", 0)]
     assert any("no checkpoint of the run can be read: bit rot" in reason for reason in ends), ends
+    assert any("no other peer of the run can be reached" in reason for reason in ends) == (peers > 1)
     assert not [one for one in events_of(run, "round", 0) if one.at > 13.0]
 
 

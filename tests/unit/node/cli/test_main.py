@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -200,6 +201,30 @@ STALL = Stall(
     founders=("ab" * 32,), seconds=42.0,
 )  # fmt: skip
 TEXT = "1 of 3 members continue as lineage 3f9ab210 since round 128"
+
+
+PIPELINE = Path(__file__).parents[4] / "examples" / "pipelines" / "5c20_33.json"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "package", "extra"),
+    [
+        (("page",), "uvicorn", "page"),
+        (("join", "demo", "--lan"), "zeroconf", "lan"),
+        (("join", "demo", "--public"), "hivemind", "hivemind"),
+        (("plan", "--pipeline", PIPELINE, "--picture", "plan.png"), "matplotlib", "plots"),
+    ],
+)
+def test_missing_package_has_one_exit_code_and_a_hint_that_installs_it(
+    capsys, home, monkeypatch, arguments, package, extra
+):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else real(name))
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "thinwire.node.cli.page.server", raising=False)
+    where = () if arguments[0] == "plan" else ("--home", home)
+    code, error, hint = refused(capsys, *arguments, *where)
+    assert code == 2 and f"the package {package}" in error and f"pip install 'thinwire[{extra}]'" in hint
 
 
 @pytest.mark.parametrize("flags", [(), ("--now",)])

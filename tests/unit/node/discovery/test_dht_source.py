@@ -14,8 +14,9 @@ import pytest
 from kit.planted.cards import NOW, RUN, card
 from thinwire.node.discovery import dht_process, dht_source
 from thinwire.node.discovery.dht_source import CARDS_KEY, DhtSource, child_command, run_key
-from thinwire.node.discovery.public_runs import DirectoryError, NotInstalled
+from thinwire.node.discovery.public_runs import DirectoryError
 from thinwire.node.runtime.disk import RealDisk
+from thinwire.swarm.identity.errors import NotInstalled
 
 CHILD = str(Path(*kit.__path__) / "programs" / "fake_dht.py")
 

@@ -27,6 +27,7 @@ from thinwire.node.runtime.load_settings import load
 from thinwire.node.runtime.settings import size_of
 from thinwire.node.training.batches import shards_of
 from thinwire.node.training.local_learner import Computing, build_learner
+from thinwire.swarm.identity.errors import NotInstalled
 from thinwire.swarm.manifest.parser import parse
 
 TOML = """
@@ -199,7 +200,7 @@ def test_loss_plot_is_a_png(tmp_path):
 
 def test_missing_plot_library_gives_clear_message(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(plotting.NoPlots, match="matplotlib is not installed") as caught:
+    with pytest.raises(NotInstalled, match="need the package matplotlib") as caught:
         plotting.check()
     assert "thinwire[plots]" in caught.value.hint
 

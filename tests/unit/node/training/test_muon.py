@@ -16,7 +16,8 @@ from thinwire.node.training.corpus import Corpus
 from thinwire.node.training.inner_loop import Trainer
 from thinwire.node.training.inner_optimizer import InnerConfig, load_optimizer, make_optimizer, optimizer_arrays
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
-from thinwire.node.training.muon import NoMuon, matrices
+from thinwire.node.training.muon import matrices
+from thinwire.swarm.identity.errors import NotInstalled
 from torch import nn
 
 CONFIG = InnerConfig(optimizer="muon", lr=0.02, warmup=0)
@@ -147,9 +148,9 @@ def test_muon_pseudo_gradient_survives_int4() -> None:
 def test_muon_with_a_torch_that_lacks_it_names_the_version(monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon")
     config = InnerConfig(optimizer="muon")
-    with pytest.raises(NoMuon, match=rf"torch {re.escape(torch.__version__)} has no Muon") as error:
+    with pytest.raises(NotInstalled, match=rf"torch {re.escape(torch.__version__)} has no Muon") as error:
         make_optimizer(nn.Linear(3, 2), config)
-    assert error.value.exit_code == 3 and "2.9" in error.value.hint
+    assert error.value.exit_code == 2 and "2.9" in error.value.hint
     make_optimizer(nn.Linear(3, 2), InnerConfig())  # no other optimizer needs it
 
 

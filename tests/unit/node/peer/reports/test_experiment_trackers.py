@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 from thinwire.node.peer.report_sinks import ReportSinks
-from thinwire.node.peer.reports.experiment_trackers import NoMonitor
 from thinwire.node.runtime.load_settings import ConfigError, load
+from thinwire.swarm.identity.errors import NotInstalled
 
 RUN, ME = b"r" * 32, b"p" * 32
 ROUND = {"round": 3, "loss": 2.5, "peers": 2, "contributors": 2, "bytes_up": 10, "bytes_down": 20, "factor": 4.0}
@@ -82,7 +82,7 @@ def test_tool_that_fails_is_left_out_and_events_continue(tmp_path, monkeypatch, 
 @pytest.mark.parametrize("tool", ["wandb", "tensorboard"])
 def test_missing_tool_is_an_error_with_the_command_that_installs_it(tmp_path, monkeypatch, tool):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(NoMonitor, match=f"names {tool}, which is not installed") as error:
+    with pytest.raises(NotInstalled, match=f"monitor needs the package {tool}") as error:
         sinks(tmp_path, monkeypatch, None, monitor=tool)
     assert error.value.hint.startswith(f"pip install {tool}") and error.value.exit_code == 2
 
