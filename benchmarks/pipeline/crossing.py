@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from thinwire.compression.boundary_codec import Boundary
-from thinwire.node.pipeline.model.section import ModelSection
+from thinwire.node.training.models.transformer import Transformer, cross_entropy
 from torch import Tensor, nn
 
 
@@ -29,22 +29,22 @@ class Crossing(torch.autograd.Function):
 
 
 class Staged(nn.Module):
-    """Whole model, as a `ModelSection` with its ends, in stages of `shares` layers each.
+    """Whole model in stages of `shares` layers each.
 
     It is called like a Transformer with targets, and returns the input of the head in place of the logits. In evaluation
     nothing is encoded.
     """
 
-    def __init__(self, section: ModelSection, shares: Sequence[int], boundary: Boundary) -> None:
+    def __init__(self, model: Transformer, shares: Sequence[int], boundary: Boundary) -> None:
         super().__init__()
-        self.section, self.boundary = section, boundary
+        self.model, self.boundary = model, boundary
         self._last = {layers - 1 for layers in accumulate(shares)}
 
     def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        section, length = self.section, tokens.shape[1]
-        x, cos, sin = section.embedding(tokens), section.cos[:length], section.sin[:length]
-        for layer, block in enumerate(section.blocks.values()):
-            x = block(x, cos, sin)
+        model = self.model
+        x = model.embed(tokens)
+        for layer, block in enumerate(model.blocks):
+            x = model.through([block], x)
             if layer in self._last and self.training:
                 x = Crossing.apply(x, tokens, self.boundary)  # type: ignore[no-untyped-call]
-        return x, section.loss(x, targets)
+        return x, cross_entropy(model.logits(x), targets)

@@ -50,7 +50,7 @@ class Replica:
     def __init__(self, layers: int, width: int, context: int, inner: InnerConfig, seed: int, micros: int) -> None:
         model = Transformer(ModelConfig(256, layers=layers, width=width, heads=4, context=context), seed)
         self.sections = [ModelSection(model, part, not stage) for stage, part in enumerate(cut(layers, (1,) * layers))]
-        self.updates = [StageOptimizer(part, inner) for part in self.sections]
+        self.updates = [StageOptimizer(part.module, inner) for part in self.sections]
         self.norms, self._inner, self._paths, self._step = [0.0] * layers, inner, [tuple(range(layers))] * micros, 0
 
     def train(self, source: Batches, steps: int, batch: int) -> None:
@@ -70,14 +70,14 @@ class Replica:
 
     def lose(self, stage: int, values: Sequence[torch.Tensor], *, faster: float) -> None:
         """Replace a stage by one with these values and without moments. `faster`: factor of its learning rate."""
-        for parameter, value in zip(self.sections[stage].parameters(), values, strict=True):
+        for parameter, value in zip(self.sections[stage].module.parameters(), values, strict=True):
             parameter.data.copy_(value)
-        self.updates[stage] = StageOptimizer(self.sections[stage], self._inner)
+        self.updates[stage] = StageOptimizer(self.sections[stage].module, self._inner)
         self.updates[stage].faster = faster
 
     def mean(self, stage: int) -> list[torch.Tensor]:
         """Return the mean of the neighbours' values, weighted by the norms of their last gradients."""
-        before, after = (self.sections[one].parameters() for one in (stage - 1, stage + 1))
+        before, after = (self.sections[one].module.parameters() for one in (stage - 1, stage + 1))
         norms = self.norms[stage - 1], self.norms[stage + 1]
         return [_mean(one, two, norms) for one, two in zip(before, after, strict=True)]
 
@@ -88,7 +88,7 @@ def _mean(one: torch.Tensor, two: torch.Tensor, norms: tuple[float, float]) -> t
 
 
 def _values(section: ModelSection) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for parameter in section.parameters()]
+    return [parameter.detach().clone() for parameter in section.module.parameters()]
 
 
 def main() -> None:

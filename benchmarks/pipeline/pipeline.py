@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.boundary_codec import Boundary
-from thinwire.node.pipeline.model.section import cut, section
+from thinwire.node.pipeline.model.section import ModelSection, cut
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
 from thinwire.node.pipeline.step.host import Host
@@ -176,7 +176,7 @@ def overhead(turns: int) -> dict[str, Any]:
     """Return the median processor seconds of a step with and without the runtime, measured by turns."""
     config = ModelConfig(vocab=VOCABULARY, layers=4, width=384, heads=6, context=128)
     whole = Transformer(config, 1)
-    sections = [section(config, 1, span, ends=not at) for at, span in enumerate(cut(4, (1, 1, 1, 1)))]
+    sections = [ModelSection(Transformer(config, 1), span, ends=not at) for at, span in enumerate(cut(4, (1, 1, 1, 1)))]
     data, alone, staged = batches(128, 4), [], []
     for _ in range(turns):
         began = time.process_time()

@@ -102,7 +102,7 @@ def train(
 ) -> list[ModelSection]:
     """The model's sections after `inner.steps` steps."""
     sections = [ModelSection(model, layers, not stage) for stage, layers in enumerate(cut(STAGES, (1,) * STAGES))]
-    updates = [StageOptimizer(part, inner) for part in sections]
+    updates = [StageOptimizer(part.module, inner) for part in sections]
     source = Batches(data, batch, range(SHARDS))
     paths_of_steps = plans(length, micros, seed)
     for step in range(inner.steps):

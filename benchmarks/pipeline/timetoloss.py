@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 from thinwire.compression.boundary_codec import Boundary
-from thinwire.node.pipeline.model.section import ModelSection
 from thinwire.node.pipeline.model.subspace_model import confine
 from thinwire.node.training.batches import Batches, Split, split
 from thinwire.node.training.corpus import open_corpus
@@ -49,7 +48,7 @@ def spec(name: str, width: int) -> str:
 def trained(name: str, data: Split, seed: int, options: argparse.Namespace) -> Trainer:
     """Model, data and optimizer that train through a boundary."""
     size = ModelConfig(VOCABULARY, STAGES, options.width, heads=options.width // 32, context=options.context)
-    whole = ModelSection(Transformer(size, seed), range(STAGES), ends=True)
+    whole = Transformer(size, seed)
     boundary = Boundary(spec(name, options.width), options.width, VOCABULARY, seed)
     if boundary.confined:
         confine(whole, boundary.confined, seed)

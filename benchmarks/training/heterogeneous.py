@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.types import Floats
-from thinwire.node.pipeline.model.section import ModelSection
 from thinwire.node.pipeline.model.whole_model_view import WholeModelView
 from thinwire.node.state.fragments import stages_of
 from thinwire.node.state.layout import Layout, layout_of
@@ -40,7 +39,7 @@ class Full:
     """A replica that holds the whole model."""
 
     def __init__(self, toy: Toy, peer: bytes) -> None:
-        self.module = ModelSection(toy.model(), range(toy.layers), ends=True)
+        self.module = toy.model()
         self.layout = layout_of(self.module)
         self.trainer = self.train(toy, peer)
 

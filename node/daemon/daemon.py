@@ -35,6 +35,7 @@ from thinwire.node.pipeline.groups.learner_factory import learner, next_of
 from thinwire.node.pipeline.groups.origin_learner import OriginLearner
 from thinwire.node.pipeline.groups.stage_assignment import share
 from thinwire.node.pipeline.groups.stage_join import seat
+from thinwire.node.pipeline.model.staged_model import StagedModel
 from thinwire.node.runtime.asyncio_extra import cancelled, stray_errors
 from thinwire.node.runtime.console import LOGGER, LiveLine, discard_unwritable, log_style, set_up_logging
 from thinwire.node.runtime.device import choose_device
@@ -288,10 +289,12 @@ class Daemon:
 
     async def _learn(self, manifest: Manifest) -> Learner:
         made = await self._prepared(manifest)
-        if self._entry.config.data is None and isinstance(made, LocalLearner | OriginLearner):
+        config, run = self._entry.config, self._entry.config.directories.run(self._entry.run_id)
+        if config.data is None and isinstance(made, LocalLearner | OriginLearner):
             LOGGER.info(DEFAULT_DATA)
+        if manifest.model.kind == "hf":
+            run.model_config.write_bytes(content_of(config_file(config.model)))
         if manifest.data.tokenizer != "bytes":
-            run = self._entry.config.directories.run(self._entry.run_id)
             try:
                 run.tokenizer.write_bytes(content_of(tokenizer_file(manifest.data.tokenizer, self._here), TOKENIZER))
             except OSError as error:
@@ -319,11 +322,8 @@ class Daemon:
                 say=LOGGER.info,
             )
         )
-        run = config.directories.run(self._entry.run_id)
-        if manifest.model.kind == "hf":
-            run.model_config.write_bytes(content_of(config_file(config.model)))
         if manifest.lora.rank:
-            write_config(made.trainer.model, run.path)
+            write_config(made.trainer.model, config.directories.run(self._entry.run_id).path)
         return made
 
     async def _stage(self, manifest: Manifest) -> Learner | None:
@@ -331,13 +331,14 @@ class Daemon:
         config, options, peer = self._entry.config, self._options, self._peer
         read = partial(load_tokenizer, manifest.data.tokenizer, self._here, manifest.data.tokenizer_hash)
         tokenizer = await self._work(read)
+        model = StagedModel(manifest, tokenizer.vocab, config.model, self._here)
         limit = math.inf if options.memory is None else options.memory
         taken, self._seat = self._seat, None
         if taken is not None:
             peer.announce(taken.code())
             found: Seat | None = taken
         else:
-            found = await seat(peer, manifest, tokenizer.vocab, limit=limit, stage=options.stage)
+            found = await seat(peer, model, limit=limit, stage=options.stage, work=self._work)
         if found is None:
             return None
 
@@ -351,8 +352,8 @@ class Daemon:
         if config.threads:
             torch.set_num_threads(config.threads)
         # A peer whose stage was given stays there.
-        fits = share(manifest, tokenizer.vocab, limit)[1] if options.stage is None else ()
-        make = partial(learner, peer, manifest, tokenizer.vocab, found, batches=batches, work=self._work, fits=fits)
+        fits = share(model, limit)[1] if options.stage is None else ()
+        make = partial(learner, peer, model, found, batches=batches, work=self._work, fits=fits)
         made = await self._load(make)
         self._made = made
         return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -78,9 +79,9 @@ def fragments_of(manifest: Manifest, layout: Layout) -> tuple[FragmentSpans, ...
 def stages_of(layout: Layout, count: int) -> tuple[FragmentSpans, ...]:
     """Return a model in `count` runs of consecutive layers, see `shares`; the first has the rest.
 
-    Layers and models with fewer of them: see `parts_of`.
+    The layers are those of `layers_of`. A model with fewer layers: see `parts_of`.
     """
-    keys = [_layer(piece.name) for piece in layout.pieces]
+    keys = [key and key[0] for key in layers_of(layout)]
     layers = sorted({key for key in keys if key is not None})
     if len(layers) < count:
         return parts_of(layout, count)
@@ -148,6 +149,20 @@ def joined(weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
             raise ValueError(f"a part of {name} is missing")
         whole[name] = flat.reshape(shape)
     return whole
+
+
+def layers_of(layout: Layout) -> list[tuple[int, str] | None]:
+    """Return the layer of each parameter: its number, and the parameter's name in it.
+
+    None for parameters of no layer. The layers are those of the longest list, such as `blocks` in `blocks.3.norm.weight`.
+    """
+    keys = [_layer(piece.name) for piece in layout.pieces]
+    lists = Counter(name for name, _ in sorted({key for key in keys if key is not None}))
+    longest = lists.most_common(1)[0][0] if lists else ""
+    return [
+        None if key is None or key[0] != longest else (key[1], piece.name.removeprefix(f"{longest}{key[1]}."))
+        for key, piece in zip(keys, layout.pieces, strict=True)
+    ]
 
 
 def _layer(name: str) -> tuple[str, int] | None:

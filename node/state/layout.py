@@ -164,11 +164,16 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def layout_of(
-    module: nn.Module, held: Callable[[str], bool] = lambda name: True, buffers: BufferRule = "local"
+    module: nn.Module,
+    held: Callable[[str], bool] = lambda name: True,
+    buffers: BufferRule = "local",
+    *,
+    outline: bool = False,
 ) -> Layout:
     """Return the layout of a module's trainable parameters, or of those whose names are `held`.
 
-    Skip frozen ones. `buffers`: which persistent buffers are state, see `buffers_of`.
+    Skip frozen ones. `buffers`: which persistent buffers are state, see `buffers_of`. `outline`: parameters may be without
+    values, on the meta device.
 
     Raises ValueError for parameters that are not real floating-point numbers, have no values yet (lazy, meta device) or
     cannot be written in place. Pass the module itself, not the result of torch.compile, which has other names.
@@ -182,7 +187,7 @@ def layout_of(
     for name, parameter in sorted(trainable, key=lambda pair: pair[0]):
         if nn.parameter.is_lazy(parameter):
             raise ValueError(f"{name} has no values yet: run one forward pass first")
-        if parameter.is_meta:
+        if parameter.is_meta and not outline:
             raise ValueError(f"{name} has no values yet (meta device): call to_empty(device=…) and set them first")
         if not parameter.is_floating_point():
             raise ValueError(f"{name} is {parameter.dtype}: only real floating-point parameters can be averaged")

@@ -14,6 +14,7 @@ from thinwire.node.pipeline.groups.learner_factory import learner
 from thinwire.node.pipeline.groups.origin_learner import OriginLearner
 from thinwire.node.pipeline.groups.stage_assignment import share
 from thinwire.node.pipeline.groups.stage_join import seat
+from thinwire.node.pipeline.model.staged_model import StagedModel
 from thinwire.node.training.batches import Batches
 from thinwire.node.training.learner import StepReport
 from thinwire.node.training.local_learner import batches_of
@@ -85,8 +86,9 @@ def staged(
     def batches() -> Batches:
         return batches_of(manifest, load_tokenizer(manifest.data.tokenizer, cache), text, cache)
 
-    fits = share(manifest, vocab, memory)[1] if memory else ()
-    return StagedLearner(learner(peer, manifest, vocab, seat, batches=batches, work=computer.work, fits=fits), computer)
+    model = StagedModel(manifest, vocab)
+    fits = share(model, memory)[1] if memory else ()
+    return StagedLearner(learner(peer, model, seat, batches=batches, work=computer.work, fits=fits), computer)
 
 
 async def seated(
@@ -103,4 +105,4 @@ async def seated(
         given = new_seat or Seat(spec.stage or 0, origin)
         peer.announce(given.code())
         return given, vocab
-    return await seat(peer, manifest, vocab, limit=spec.memory or math.inf), vocab
+    return await seat(peer, StagedModel(manifest, vocab), limit=spec.memory or math.inf), vocab

@@ -181,8 +181,8 @@ class Pipeline(ManifestTable, frozen=True):
         peers need to hold one; each stage costs two crossings of a slow link per micro-batch.
     codec: of activations and gradients between stages: "fp32", "bf16", "rows(bits=8)" (a quarter of fp32, gradients too),
         "tah" (an eighth in the forward direction), or "subspace(k=…)", k of model.width numbers per token: a group then trains
-        a projection of the model, whose writes into the residual stream stay in a subspace drawn from run.seed; peers with
-        the whole model train all of it. Coarser codecs suit slower links.
+        a projection of the built-in model, whose writes into the residual stream stay in a subspace drawn from run.seed; peers
+        with the whole model train all of it. Coarser codecs suit slower links.
     microbatches: micro-batches of one inner step of a group, each of inner.batch sequences; 0 = inner.accumulate. More keep
         the stages busy.
     max_in_flight: micro-batches in progress at a time; 0 = as many as stages (1F1B); as many as `microbatches` is GPipe, which

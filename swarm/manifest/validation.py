@@ -228,11 +228,15 @@ def _pipeline(manifest: Manifest) -> Contradictions:
             f"outer.fragments = {outer.fragment_count}, but a model of {pipeline.stages} stages has as many fragments",
             "remove outer.fragments",
         )
+    if manifest.lora.rank:
+        yield "an adapter cannot be cut into stages", "remove [lora] or [pipeline]"
     if manifest.inner.precision == "bf16":
         yield "inner.precision = 'bf16' does not apply to stages, which compute in float32", "remove the key"
-    if model.kind != "transformer":
-        yield f"a model of kind {model.kind!r} cannot be cut into stages", "remove [pipeline]"
-    elif model.layers < pipeline.stages:
+    if model.kind == "custom":
+        yield "a model of kind 'custom' cannot be cut into stages", "remove [pipeline], or set model.kind = 'module'"
+    elif model.kind != "transformer" and pipeline.codec.startswith("subspace"):
+        yield f"pipeline.codec = {pipeline.codec!r} only applies to the built-in model", "choose another codec"
+    elif model.kind == "transformer" and model.layers < pipeline.stages:
         yield (
             f"a model of {model.layers} layers cannot be cut into {pipeline.stages} stages",
             "lower pipeline.stages",

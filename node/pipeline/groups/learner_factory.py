@@ -23,6 +23,7 @@ from thinwire.node.pipeline.groups.stage_assignment import home
 from thinwire.node.pipeline.model.held_stage import HeldStage
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
+from thinwire.node.pipeline.model.staged_model import StagedModel
 from thinwire.node.pipeline.planner.path_search import MENDING
 from thinwire.node.pipeline.recovery.holders import holders
 from thinwire.node.pipeline.recovery.neighbour_copy import NeighbourBackup
@@ -66,8 +67,7 @@ LOGGED = frozenset(
 
 def learner(
     peer: Peer,
-    manifest: Manifest,
-    vocab: int,
+    model: StagedModel,
     seat: Seat,
     *,
     batches: Callable[[], Batches],
@@ -80,15 +80,15 @@ def learner(
     """
     context = StepContext(peer.identity.peer_id, peer.presence.send_queue, peer.environment.now, work, peer.emit)
     if seat.stage:
-        return _host(peer, manifest, vocab, seat, context, fits)
-    return _origin(peer, manifest, vocab, batches(), context)
+        return _host(peer, model, seat, context, fits)
+    return _origin(peer, model, batches(), context)
 
 
-def _origin(peer: Peer, manifest: Manifest, vocab: int, batches: Batches, context: StepContext) -> OriginLearner:
+def _origin(peer: Peer, model: StagedModel, batches: Batches, context: StepContext) -> OriginLearner:
     """Create the learner of an origin."""
+    manifest = model.manifest
     origin = origin_learner(
-        manifest,
-        vocab,
+        model,
         batches,
         context,
         source=lambda stage: _source(peer, manifest, stage, origin.readiness, backup),
@@ -100,9 +100,7 @@ def _origin(peer: Peer, manifest: Manifest, vocab: int, batches: Batches, contex
     return origin
 
 
-def _host(
-    peer: Peer, manifest: Manifest, vocab: int, seat: Seat, context: StepContext, fits: Collection[int]
-) -> HostLearner:
+def _host(peer: Peer, model: StagedModel, seat: Seat, context: StepContext, fits: Collection[int]) -> HostLearner:
     """Create the learner of a host.
 
     Without a link to its origin it makes no steps. If the origin is no longer a member, or has returned in another role, the
@@ -146,8 +144,8 @@ def _host(
     def round() -> int:
         return _session_of(peer, seat.stage).replica.round if peer.ready else 0
 
-    host = host_learner(manifest, vocab, seat.stage, seat.origin, context, round=round, orphaned=orphaned, able=able)
-    protect(peer, manifest, host, host, RecoveryArbiter(peer, outdated=outdated), context.work)
+    host = host_learner(model, seat.stage, seat.origin, context, round=round, orphaned=orphaned, able=able)
+    protect(peer, model.manifest, host, host, RecoveryArbiter(peer, outdated=outdated), context.work)
     return host
 
 
@@ -228,18 +226,19 @@ def next_of(learner: object) -> Seat | None:
 
 
 def host_learner(
-    manifest: Manifest, vocab: int, stage: int, origin: PeerId, context: StepContext, **known: Callable[..., Any]
+    model: StagedModel, stage: int, origin: PeerId, context: StepContext, **known: Callable[..., Any]
 ) -> HostLearner:
     """Create the learner of a peer that holds `stage` in the group of `origin`. `known`: see HostLearner."""
-    holding, context = HeldStage(manifest, vocab, stage), _quiet(context)
-    section, micro = holding.section, manifest.microbatches
+    holding, context = HeldStage(model, stage), _quiet(context)
+    section, manifest = holding.section, model.manifest
+    micro = manifest.microbatches
     holding.boundary.warm_up()
     host = Host(
         context,
         origin,
         stage,
         Stage(section),
-        StageOptimizer(section, inner_of(manifest)),
+        StageOptimizer(section.module, inner_of(manifest)),
         holding.boundary,
         length=manifest.model.context,
         batch=manifest.inner.batch,
@@ -249,8 +248,7 @@ def host_learner(
 
 
 def origin_learner(
-    manifest: Manifest,
-    vocab: int,
+    model: StagedModel,
     batches: Batches,
     context: StepContext,
     *,
@@ -262,12 +260,13 @@ def origin_learner(
 
     `source`, `alone`: see HostReadiness. `others`: see OriginLearner.
     """
-    holding, pipeline, context = HeldStage(manifest, vocab, 0), manifest.pipeline, _quiet(context)
+    manifest, holding, context = model.manifest, HeldStage(model, 0), _quiet(context)
+    pipeline = manifest.pipeline
     route_planner = _route_planner(manifest, context.now, context.emit) if pipeline.paths == "planned" else None
     holding.boundary.warm_up()
     origin = Origin(
         holding.section,
-        StageOptimizer(holding.section, inner_of(manifest)),
+        StageOptimizer(holding.section.module, inner_of(manifest)),
         holding.boundary,
         StageHolders({}),
         context,

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from thinwire.node.state.fragments import shares
-from thinwire.node.training.models.transformer import ModelConfig
+from thinwire.node.pipeline.model.staged_model import StagedModel
 from thinwire.swarm.identity.stage_claim import Seat, Seating
-from thinwire.swarm.manifest.manifest import Manifest
 from thinwire.swarm.messages.registry import PeerId
 
 PER_PARAMETER = 4 * 8
@@ -20,36 +18,32 @@ PER_COPY = 4 * 4
 """Bytes per parameter of a backup: outer parameters and momentum, and their replacements."""
 
 
-def parameters(config: ModelConfig, layers: int, *, ends: bool) -> int:
-    """Return the number of parameters of these layers of a Transformer, and of the ends if `ends`."""
-    width, hidden = config.width, config.hidden
-    block = 2 * width + 4 * width * width + 3 * width * hidden
-    vocabulary = config.vocab * width * (1 if config.tied else 2)
-    return layers * block + ends * (vocabulary + width)
+HEAD_WIDTH = 64
+"""Usual values of an attention head, for models whose number of heads is not known."""
 
 
-def memory(manifest: Manifest, vocab: int, stage: int | None) -> int:
+def memory(model: StagedModel, stage: int | None) -> int:
     """Return roughly the bytes for training a stage (None: the whole model), with the next one's backup.
 
     Activations of a layer are s·b·h·(34 + 5·a·s / h) values of two bytes (Korthikanti et al., arXiv 2205.05198, eq. 1),
-    here of four; a stage holds those of as many micro-batches as are in progress.
+    here of four; a stage holds those of as many micro-batches as are in progress. A model of the user has all its weights
+    for a moment when the stage is made.
     """
-    shape, pipeline = manifest.model, manifest.pipeline
-    config = ModelConfig(vocab, shape.layers, shape.width, shape.heads, shape.context, shape.mlp, shape.tied)
-    layers, under_way = shape.layers, 1
+    manifest, width, context = model.manifest, model.width, model.manifest.model.context
+    shape, pipeline, built_in = manifest.model, manifest.pipeline, manifest.model.kind == "transformer"
+    heads, under_way = shape.heads if built_in else -(-width // HEAD_WIDTH), 1
     if stage is not None:
-        layers = shares(shape.layers, pipeline.stages)[stage]
         under_way = manifest.host_capacity
-    tokens = manifest.inner.batch * shape.context
-    values = tokens * (34 * shape.width + 5 * shape.heads * shape.context) * layers * under_way
-    logits = 3 * 4 * tokens * vocab if not stage else 0
+    tokens = manifest.inner.batch * context
+    values = tokens * (34 * width + 5 * heads * context) * len(model.layers(stage)) * under_way
+    logits = 3 * 4 * tokens * model.vocab if not stage else 0
     # Every stage of a subspace model adds the frozen embedding rows to its input.
-    frozen = 4 * vocab * shape.width if stage and pipeline.codec.startswith("subspace") else 0
+    frozen = 4 * model.vocab * width if stage and pipeline.codec.startswith("subspace") else 0
     copied = 0
     if stage is not None and pipeline.backup_every:
-        next_stage = (stage + 1) % pipeline.stages
-        copied = PER_COPY * parameters(config, shares(shape.layers, pipeline.stages)[next_stage], ends=not next_stage)
-    return PER_PARAMETER * parameters(config, layers, ends=not stage) + copied + 2 * values + logits + frozen
+        copied = PER_COPY * model.parameters((stage + 1) % pipeline.stages)
+    training = PER_PARAMETER * model.parameters(stage) + copied + 2 * values + logits + frozen
+    return training if built_in else max(training, 4 * model.parameters(None))
 
 
 def assign(seats: Seating, stages: int, holders: int = 1) -> Mapping[PeerId, Seat]:
@@ -123,8 +117,7 @@ def home(seats: Seating, stage: int) -> PeerId | None:
     return min(seats.groups, key=lambda origin: (len(seats.groups[origin].get(stage, ())), origin), default=None)
 
 
-def share(manifest: Manifest, vocab: int, limit: float) -> tuple[bool, tuple[int, ...]]:
+def share(model: StagedModel, limit: float) -> tuple[bool, tuple[int, ...]]:
     """Return True if the whole model fits into `limit` bytes, and the stages that fit."""
-    whole = memory(manifest, vocab, None) <= limit
-    stages = range(manifest.pipeline.stages)
-    return whole, tuple(stage for stage in stages if memory(manifest, vocab, stage) <= limit)
+    stages = range(model.manifest.pipeline.stages)
+    return memory(model, None) <= limit, tuple(stage for stage in stages if memory(model, stage) <= limit)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from thinwire.node.membership.join import SEARCH_SECONDS, NoSwarm
 from thinwire.node.peer.peer import Peer
 from thinwire.node.pipeline.groups.stage_assignment import fitting, gaps, home, memory, share
+from thinwire.node.pipeline.model.staged_model import StagedModel
+from thinwire.node.runtime.asyncio_extra import Work, at_once
 from thinwire.swarm.identity.stage_claim import WAITING, Seat, Seating
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError
 
@@ -21,14 +24,18 @@ PATIENT = 2
 """Number of first attempts in which an origin without hosts waits for surplus hosts."""
 
 
-async def seat(peer: Peer, manifest: Manifest, vocab: int, *, limit: float, stage: int | None = None) -> Seat | None:
-    """Take a place with `limit` bytes for training; None if the whole model fits. `stage`: the wanted one.
+async def seat(
+    peer: Peer, model: StagedModel, *, limit: float, stage: int | None = None, work: Work = at_once
+) -> Seat | None:
+    """Take a place with `limit` bytes for training; None if the whole model fits.
 
-    The peer's record announces the place from then on. Raises ManifestError if nothing fits or the run has no stages,
-    and NoSwarm if there is no group for `stage`. The memory of a custom model is unknown: it is assumed to fit.
+    `stage`: the wanted one. `work`: runs computations. The peer's record announces the place from then on. Raises
+    ManifestError if nothing fits or the run has no stages, and NoSwarm if there is no group for `stage`. The memory of a
+    user's model in a run without stages is unknown: it is assumed to fit.
     """
-    stages, known = manifest.pipeline.stages, manifest.model.kind == "transformer"
-    if stage is None and (not known or limit >= (needed := memory(manifest, vocab, None))):
+    stages = model.manifest.pipeline.stages
+    known = bool(stages) or model.manifest.model.kind == "transformer"
+    if stage is None and (not known or limit >= (needed := await work(partial(memory, model, None)))):
         return None
     if not stages and stage is None:
         raise ManifestError(
@@ -41,7 +48,7 @@ async def seat(peer: Peer, manifest: Manifest, vocab: int, *, limit: float, stag
         found = await _find_seat(peer, stage, stages)
         peer.announce(found.code())
         return found
-    return await _found(peer, manifest, share(manifest, vocab, limit)[1], limit)
+    return await _found(peer, model.manifest, share(model, limit)[1], limit)
 
 
 async def _find_seat(peer: Peer, stage: int, stages: int) -> Seat:

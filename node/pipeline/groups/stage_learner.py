@@ -57,7 +57,7 @@ class StageLearner(ABC):
 
     def private(self) -> PrivateState:
         """Return the state of this peer alone, for a checkpoint."""
-        tensors = optimizer_arrays(self._holding.section, self.update.optimizer)
+        tensors = optimizer_arrays(self._holding.section.module, self.update.optimizer)
         return PrivateState(tensors, {"stage": self._holding.stage})
 
     def restore(self, private: PrivateState) -> bool:
@@ -65,6 +65,6 @@ class StageLearner(ABC):
         if private.values.get("stage") != self._holding.stage:
             return False
         with suppress(ValueError):
-            load_optimizer(self._holding.section, self.update.optimizer, private.tensors)
+            load_optimizer(self._holding.section.module, self.update.optimizer, private.tensors)
             return True
         return False

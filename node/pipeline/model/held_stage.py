@@ -7,38 +7,37 @@ from thinwire.collectives.transport.payload_assembly import PayloadAssembly
 from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.types import Floats
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding, nbytes
-from thinwire.node.pipeline.model.section import ENDS, ModelSection, cut, fragment_of
+from thinwire.node.pipeline.model.section import ModelSection
+from thinwire.node.pipeline.model.staged_model import StagedModel
 from thinwire.node.pipeline.model.whole_model_view import WholeModelView
-from thinwire.node.state.fragments import fragments_of, shares
+from thinwire.node.state.fragments import fragments_of
 from thinwire.node.state.layout import layout_of
-from thinwire.node.training.models.transformer import ModelConfig, Transformer
-from thinwire.swarm.manifest.manifest import Manifest
+from thinwire.node.training.models.transformer import Transformer
 
 
 class HeldStage:
-    """Stage `stage` of a manifest's model, with its first values. `vocab`: token ids of the tokenizer.
+    """Stage `stage` of a model, with its first values. Raises ModelError for a model that cannot be cut.
 
     Vectors have the size of the whole layout, but only the stage's elements are ever touched: the operating system
     reserves addresses for the others, and no memory. With a subspace codec the section is confined to the subspace, see
     WholeModelView.
     """
 
-    def __init__(self, manifest: Manifest, vocab: int, stage: int) -> None:
-        shape = manifest.model
-        config = ModelConfig(vocab, shape.layers, shape.width, shape.heads, shape.context, shape.mlp, shape.tied)
-        layers = cut(shape.layers, shares(shape.layers, manifest.pipeline.stages))[stage]
-        held = {f"blocks.{layer}" for layer in layers} | (set() if stage else {ENDS})
-        model = Transformer(config, manifest.run.seed, lambda name: fragment_of(name) in held)
-        self.stage, self.layout = stage, layout_of(model)
-        self.section = ModelSection(model, layers, ends=not stage)
+    def __init__(self, model: StagedModel, stage: int) -> None:
+        manifest, made = model.manifest, model.made(stage)
+        self.stage, self.layout = stage, layout_of(made)
+        self.section = ModelSection(made, model.layers(stage), ends=not stage)
         self._part = fragments_of(manifest, self.layout)[stage]
-        self.boundary = Boundary(manifest.pipeline.codec, shape.width, vocab, manifest.run.seed)
+        self.boundary = Boundary(manifest.pipeline.codec, model.width, model.vocab, manifest.run.seed)
         self._projection: WholeModelView | None = None
         self.frozen = FrozenEmbedding()
         """Frozen part of the embedding as this stage knows it."""
-        self._table = vocab, shape.width
+        self._table = model.vocab, model.width
         if self.boundary.confined:
-            self._projection = WholeModelView(self.section, self.layout, self.boundary.confined, manifest.run.seed)
+            assert isinstance(self.section.module, Transformer)  # the manifest allows a subspace for no other model
+            self._projection = WholeModelView(
+                self.section.module, self.layout, self.boundary.confined, manifest.run.seed
+            )
             self._refreeze()
 
     def parameters(self) -> Floats:
@@ -51,14 +50,14 @@ class HeldStage:
     def read(self, start: int, stop: int, out: Floats) -> None:
         """Copy parameters [start, stop), which must belong to the stage."""
         if self._projection is None:
-            self.layout.read(self.section, out, start)
+            self.layout.read(self.section.module, out, start)
         else:
             self._projection.read(start, stop, out)
 
     def write(self, theta: Floats, start: int = 0, keep: float = 0.0) -> None:
         """Set parameters [start, start + theta.size), which must belong to the stage; see Learner."""
         if self._projection is None:
-            self.layout.write(self.section, theta, start, keep)
+            self.layout.write(self.section.module, theta, start, keep)
         else:
             self._projection.write(theta, start, keep)
             self._refreeze()

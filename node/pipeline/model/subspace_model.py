@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from thinwire.compression.activations import subspace
-from thinwire.node.pipeline.model.section import ModelSection
 from thinwire.node.training.models.transformer import Block, Transformer
 from torch import Tensor, nn
 
@@ -62,8 +61,10 @@ class SubspaceHead(nn.Module):
 
 
 @torch.no_grad()
-def confine(model: Transformer | ModelSection, k: int, seed: int) -> None:
-    """Reparametrise a model, or a section of one, in place, before training. `seed`: the run's seed.
+def confine(model: Transformer, k: int, seed: int) -> None:
+    """Reparametrise a model, or the module of a section, in place, before training.
+
+    `seed`: the run's seed.
 
     First values are projections of the original ones, so all stages and whole models still start alike. The model is in
     float32. Raises ValueError unless 1 ≤ k ≤ width.
@@ -73,7 +74,7 @@ def confine(model: Transformer | ModelSection, k: int, seed: int) -> None:
         if isinstance(block, Block):
             block.attention.out = SubspaceLinear(u.mT @ block.attention.out.weight, u)  # type: ignore[assignment]
             block.feedforward.out = SubspaceLinear(u.mT @ block.feedforward.out.weight, u)  # type: ignore[assignment]
-    if hasattr(model, "embedding"):
+    if isinstance(model.embedding, nn.Embedding):
         fixed = torch.from_numpy(subspace.table(model.config.vocab, model.config.width, seed))
         embedding = SubspaceEmbedding(model.embedding.weight @ u, fixed, u)
         model.embedding = embedding

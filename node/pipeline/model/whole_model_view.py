@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from thinwire.compression.core.types import Floats
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding
-from thinwire.node.pipeline.model.section import ModelSection
 from thinwire.node.pipeline.model.subspace_model import SubspaceEmbedding, SubspaceLinear, confine
 from thinwire.node.state.layout import Layout
+from thinwire.node.training.models.transformer import Transformer
 from torch import Tensor
 
 
@@ -60,19 +60,19 @@ class _Lift:
 
 
 class WholeModelView:
-    """`section` confined to the subspace of `k` and the run's seed. `layout`: of the unconfined model.
+    """`module`, of a section or whole, confined to the subspace of `k` and the run's seed.
 
-    Raises ValueError unless 1 ≤ k ≤ width.
+    `layout`: of the unconfined model. Raises ValueError unless 1 ≤ k ≤ width.
     """
 
-    def __init__(self, section: ModelSection, layout: Layout, k: int, seed: int) -> None:
-        wholes = {name: parameter.detach().clone() for name, parameter in section.named_parameters()}
-        confine(section, k, seed)
-        self._section, self._layout, self._lifts = section, layout, dict[str, _Lift]()
-        for name, module in section.named_modules():
-            if isinstance(module, SubspaceLinear | SubspaceEmbedding):
+    def __init__(self, module: Transformer, layout: Layout, k: int, seed: int) -> None:
+        wholes = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+        confine(module, k, seed)
+        self._module, self._layout, self._lifts = module, layout, dict[str, _Lift]()
+        for name, part in module.named_modules():
+            if isinstance(part, SubspaceLinear | SubspaceEmbedding):
                 whole = wholes[f"{name}.weight"]
-                self._lifts[f"{name}.weight"] = lift = _Lift(module, whole, module.weight.detach())
+                self._lifts[f"{name}.weight"] = lift = _Lift(part, whole, part.weight.detach())
                 lift.set(whole, slice(None), 0.0)
 
     @property
@@ -85,7 +85,7 @@ class WholeModelView:
         for piece, inner, outer in self._layout.touched(start, stop):
             lift = self._lifts.get(piece.name)
             if lift is None:
-                self._layout.read(self._section, out[outer], start + outer.start)
+                self._layout.read(self._module, out[outer], start + outer.start)
                 continue
             columns = piece.shape[1]
             low, high = inner.start // columns, -(-inner.stop // columns)
@@ -97,6 +97,6 @@ class WholeModelView:
         for piece, inner, outer in self._layout.touched(start, start + theta.size):
             lift = self._lifts.get(piece.name)
             if lift is None:
-                self._layout.write(self._section, theta[outer], start + outer.start, keep)
+                self._layout.write(self._module, theta[outer], start + outer.start, keep)
             else:
                 lift.set(torch.from_numpy(np.array(theta[outer])), inner, keep)

@@ -8,17 +8,14 @@ stage have no mean here.
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.compression.core.types import Floats
+from thinwire.node.state.fragments import layers_of
 from thinwire.node.state.layout import Layout, Piece
 
 LEAST = 1e-4
 """Added to both weights, so that there is a mean even if no neighbour has a gradient."""
-
-_LAYER = re.compile(r"blocks\.([0-9]+)\.")
 
 
 def average(
@@ -65,8 +62,7 @@ def between(
 def _layers(layout: Layout) -> list[dict[str, Piece]]:
     """Return a stage's layers in order, with names inside a layer; parameters of no layer are left out."""
     found: dict[int, dict[str, Piece]] = {}
-    for piece in layout.pieces:
-        match = _LAYER.match(piece.name)
-        if match:
-            found.setdefault(int(match[1]), {})[piece.name[match.end() :]] = piece
-    return [found[layer] for layer in sorted(found)]
+    for piece, layer in zip(layout.pieces, layers_of(layout), strict=True):
+        if layer is not None:
+            found.setdefault(layer[0], {})[layer[1]] = piece
+    return [found[number] for number in sorted(found)]

@@ -8,7 +8,7 @@ It runs on CPU and CUDA, compiles with torch.compile, and starts from the same b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import overload
 
@@ -112,6 +112,11 @@ def everything(name: str) -> bool:
     return True
 
 
+def nothing(name: str) -> bool:
+    """Accept no parameter."""
+    return False
+
+
 class Transformer(nn.Module):
     """Maps token ids [B, T] to logits [B, T, vocab]. T is at most config.context.
 
@@ -149,17 +154,30 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Return logits, or with targets [B, T] the pair of logits and mean cross-entropy in nats per token."""
-        length = tokens.shape[1]
-        if length > self.config.context:
-            raise ValueError(f"{length} tokens do not fit a context of {self.config.context}")
-        x = self.embedding(tokens)
-        cos, sin = self.cos[:length], self.sin[:length]
-        for block in self.blocks:
-            x = checkpoint(block, x, cos, sin, use_reentrant=False) if self._recompute else block(x, cos, sin)
-        logits: Tensor = self.head(self.norm(x))
+        logits = self.logits(self.through(self.blocks, self.embed(tokens)))
         if targets is None:
             return logits
         return logits, cross_entropy(logits, targets)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return x [B, T, width] of token ids [B, T]."""
+        x: Tensor = self.embedding(tokens)
+        return x
+
+    def through(self, blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
+        """Return x after these blocks. Raises ValueError for sequences longer than the context."""
+        length = x.shape[1]
+        if length > self.config.context:
+            raise ValueError(f"{length} tokens do not fit a context of {self.config.context}")
+        cos, sin = self.cos[:length], self.sin[:length]
+        for block in blocks:
+            x = checkpoint(block, x, cos, sin, use_reentrant=False) if self._recompute else block(x, cos, sin)
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits [B, T, vocab] of the last block's output."""
+        logits: Tensor = self.head(self.norm(x))
+        return logits
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -194,10 +212,14 @@ def initialize(model: Transformer, seed: int, held: Callable[[str], bool] = ever
     Matrices: deviation 0.02, divided by √(2·layers) where they end a residual branch (GPT-2), so that the sum does not
     grow with depth. The distribution is the sum of four uniform integers, close enough to the normal one: torch's own
     normal numbers depend on the processor's vector unit, and peers of one swarm must start equal. Norms start at 1.
-    Values of parameters that are not `held` are drawn and discarded, so that held ones do not depend on the selection.
+    Values of parameters that are not `held` are drawn and discarded, so that held ones do not depend on the selection;
+    behind the last held one none are drawn.
     """
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in sorted(model.named_parameters()):
+    named = sorted(model.named_parameters())
+    while named and not held(named[-1][0]):
+        named.pop()
+    for name, parameter in named:
         if parameter.ndim < 2:
             if held(name):
                 parameter.fill_(1.0)

@@ -20,13 +20,13 @@ from thinwire.collectives.transport.zeromq.transport import ZmqTransport
 from thinwire.compression.boundary_codec import Boundary
 from thinwire.node.membership.handler import Topic
 from thinwire.node.membership.presence import Presence
-from thinwire.node.pipeline.model.section import cut, section
+from thinwire.node.pipeline.model.section import ModelSection, cut
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
 from thinwire.node.pipeline.step.host import Host
 from thinwire.node.pipeline.step.step_context import StepContext
 from thinwire.node.training.inner_optimizer import InnerConfig
-from thinwire.node.training.models.transformer import ModelConfig
+from thinwire.node.training.models.transformer import ModelConfig, Transformer
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.membership.presets import WAN
@@ -47,8 +47,8 @@ class Member:
     def __init__(self, stage: int) -> None:
         self.identity, self.now = identity(stage), asyncio.get_running_loop().time
         self.transport = ZmqTransport(self.identity, run_id=RUN, admit=self._admit, wall=wall)
-        self.section = section(CONFIG, 1, cut(3, (1, 1, 1))[stage], ends=not stage)
-        self.update = StageOptimizer(self.section, InnerConfig(lr=0.01, warmup=0))
+        self.section = ModelSection(Transformer(CONFIG, 1), cut(3, (1, 1, 1))[stage], ends=not stage)
+        self.update = StageOptimizer(self.section.module, InnerConfig(lr=0.01, warmup=0))
         self.boundary = Boundary("rows(bits=8)", CONFIG.width, CONFIG.vocab, 0)
 
     def _admit(self, hello: Hello, them: PeerRecord, source: str) -> Welcome:

@@ -152,7 +152,7 @@ def python_of(document: str, title: str = "") -> list[str]:
 
 
 def test_every_python_block_of_the_documents_is_run_by_a_test():
-    pages = {"README.md", "docs/guides/own-loop.md", "docs/guides/models-and-data.md"}
+    pages = {"README.md", "docs/guides/own-loop.md", "docs/guides/models-and-data.md", "docs/guides/pipelines.md"}
     assert [block for block in blocks("python") if block.document not in pages or block.title not in TITLES] == []
 
 
@@ -232,8 +232,9 @@ def test_python_for_ranks_of_the_own_loop_page_runs_with_one_rank(swarm_file, mo
     assert names["optimizer"].param_groups and names["swarm"].round == 0
 
 
-def test_module_of_the_models_page_is_a_language_model(tmp_path):
-    (code,) = python_of("docs/guides/models-and-data.md", "mymodel.py")
+@pytest.mark.parametrize("page", ["models-and-data", "pipelines"])
+def test_module_of_a_page_is_a_language_model(page):
+    (code,) = python_of(f"docs/guides/{page}.md", "mymodel.py")
     names = {}
     exec(compile(code, "mymodel.py", "exec"), names)  # noqa: S102
     assert names["make"](vocab=11, context=8)(torch.zeros(2, 8, dtype=torch.int64)).shape == (2, 8, 11)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from thinwire.collectives.transport.sending.send_queue import SendQueue
 from thinwire.compression.boundary_codec import Boundary
-from thinwire.node.pipeline.model.section import ModelSection, cut, section
+from thinwire.node.pipeline.model.section import ModelSection, cut
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
 from thinwire.node.pipeline.model.subspace_model import confine
@@ -147,7 +147,7 @@ class Replica:
             for _ in range(twins):
                 peer = Peer(self, len(self.hosts) + 1)
                 peer.stage, peer.section = stage, self.section(stage, boundary)
-                peer.update = StageOptimizer(peer.section, inner)
+                peer.update = StageOptimizer(peer.section.module, inner)
                 peer.runs = Host(
                     peer.context(now), self.origin.id, stage, Stage(peer.section), peer.update, boundary,
                     length=CONFIG.context, room=0 if peer.index in full else 16,
@@ -155,7 +155,7 @@ class Replica:
                 self.hosts.append(peer)
         holders = {stage: [peer.id for peer in self.hosts if peer.stage == stage] for stage in (1, 2, 3)}
         self.origin.section = self.section(0, boundary)
-        self.origin.update = StageOptimizer(self.origin.section, inner)
+        self.origin.update = StageOptimizer(self.origin.section.module, inner)
         self.origin.runs = Origin(
             self.origin.section, self.origin.update, boundary, StageHolders(holders), self.origin.context(now),
             patience=Timeouts(now, first=10.0, least=2.0), window=window, clip=clip, **options,
@@ -167,9 +167,9 @@ class Replica:
 
     @staticmethod
     def section(stage, boundary):
-        made = section(CONFIG, SEED, SPANS[stage], ends=not stage)
+        made = ModelSection(Transformer(CONFIG, SEED), SPANS[stage], ends=not stage)
         if boundary.confined:
-            confine(made, boundary.confined, SEED)
+            confine(made.module, boundary.confined, SEED)
         return made
 
     @property
@@ -199,10 +199,10 @@ def first_values():
     return {name: parameter.detach() for name, parameter in Transformer(CONFIG, SEED).named_parameters()}
 
 
-def moved(section_):
+def moved(module):
     """Return the distance of each parameter of a section from its first value, in learning rates."""
     first = first_values()
-    return {name: (first[name] - parameter).detach() / LR for name, parameter in section_.named_parameters()}
+    return {name: (first[name] - parameter).detach() / LR for name, parameter in module.named_parameters()}
 
 
 def check(replica, outcome, ways=()):
@@ -219,14 +219,14 @@ def check(replica, outcome, ways=()):
         if not peer.alive:
             continue
         visits = sum(len(micros) for micros in outcome.counted.get(peer.stage, {}).values())
-        for name, far in moved(peer.section).items():
+        for name, far in moved(peer.section.module).items():
             expected = sum((reference[micro][1][name] for micro in sorted(mine)), torch.zeros_like(far))
             if mine:
                 expected = expected * visits / (len(mine) * (visits if replica.by_visits else computed))
             torch.testing.assert_close(far, expected, atol=2e-5, rtol=1e-3)
         assert peer.update.tokens == 16 * len(mine)
     if outcome.finished == set(range(MICROS)):
-        for name, far in moved(replica.origin.section).items():
+        for name, far in moved(replica.origin.section.module).items():
             expected = sum(reference[micro][1][name] for micro in range(MICROS)) / MICROS
             torch.testing.assert_close(far, expected, atol=2e-5, rtol=1e-3)
 
@@ -363,7 +363,7 @@ def test_sender_of_non_finite_values_is_bypassed():
     async def main():
         replica = Replica(1)
         with torch.no_grad():
-            for parameter in replica.hosts[2].section.parameters():
+            for parameter in replica.hosts[2].section.module.parameters():
                 parameter.fill_(float("nan"))
         outcome = await replica.step()
         assert outcome.finished == set(range(MICROS)) and not outcome.skipped
@@ -430,14 +430,14 @@ def test_pipeline_equals_full_replica_step_for_step(confined):
         replica = Replica(1, twins=1, inner=inner, clip=inner.clip)
         if confined:
             for peer in (replica.origin, *replica.hosts):
-                confine(peer.section, confined, SEED)
-                peer.update.__init__(peer.section, inner)
+                confine(peer.section.module, confined, SEED)
+                peer.update.__init__(peer.section.module, inner)
         for seed in range(5, 8):
             outcome = await replica.step(seed=seed)
             assert outcome.loss == pytest.approx(trainer.run_steps(1).loss, abs=1e-5)
         await replica.settled()
         for peer in (replica.origin, *replica.hosts):
-            for name, parameter in peer.section.named_parameters():
+            for name, parameter in peer.section.module.named_parameters():
                 torch.testing.assert_close(parameter, whole.get_parameter(name), atol=2e-4, rtol=1e-3)
 
     run(main())
@@ -542,7 +542,7 @@ def test_skipping_steps_equal_those_of_the_benchmark(by_visits):
     inner = InnerConfig(lr=0.02, warmup=2, clip=0.3)
     whole = Transformer(CONFIG, SEED)
     sections = [ModelSection(whole, span, ends=not stage) for stage, span in enumerate(SPANS)]
-    updates = [StageOptimizer(part, inner) for part in sections]
+    updates = [StageOptimizer(part.module, inner) for part in sections]
     plans = [[(0, 1, 2), (0, 2, 3), (0, 2, 1), (0, 1, 2), (0, 3), (0, 2, 3)], [(0, 2, 3)] * 5 + [(0, 1)]]
 
     async def main():
@@ -554,7 +554,7 @@ def test_skipping_steps_equal_those_of_the_benchmark(by_visits):
             skipping.apply(updates, turn, paths, 16, inner.clip, by_visits)
         await replica.settled()
         for peer in (replica.origin, *replica.hosts):
-            for name, parameter in peer.section.named_parameters():
+            for name, parameter in peer.section.module.named_parameters():
                 torch.testing.assert_close(parameter, whole.get_parameter(name), atol=2e-4, rtol=1e-3)
 
     run(main())

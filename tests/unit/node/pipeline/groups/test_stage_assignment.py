@@ -8,10 +8,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.node.pipeline.groups.stage_assignment import assign, fitting, gaps, home, memory, parameters, share
+from thinwire.node.pipeline.groups.stage_assignment import assign, fitting, gaps, home, memory, share
 from thinwire.node.pipeline.groups.stage_join import crowded, unseated
 from thinwire.node.pipeline.groups.stage_join import seat as take
 from thinwire.node.pipeline.model.held_stage import HeldStage
+from thinwire.node.pipeline.model.staged_model import StagedModel
 from thinwire.node.state.fragments import fragments_of
 from thinwire.node.state.layout import layout_of
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
@@ -24,6 +25,7 @@ RUN = parse(
     "[model]\nlayers = 5\nwidth = 16\nheads = 2\ncontext = 8\n"
     '[outer]\nmethod = "streaming"\nsync_every = 12\n[pipeline]\nstages = 3\n'
 )
+MODEL = StagedModel(RUN, 50)
 A, B, C, D, E = IDS[:5]
 
 
@@ -112,43 +114,42 @@ def test_origin_without_hosts_looks_for_place_in_earlier_groups():
 
 
 def test_stage_memory_follows_its_parameters():
-    config = ModelConfig(50, 5, 16, 2, 8)
-    for tied in (True, False):
-        shaped = ModelConfig(50, 5, 16, 2, 8, tied=tied)
-        assert parameters(shaped, 5, ends=True) == layout_of(Transformer(shaped)).total
-    held = [sum(p.numel() for p in HeldStage(RUN, 50, stage).section.parameters()) for stage in range(3)]
-    assert held == [parameters(config, layers, ends=not stage) for stage, layers in enumerate((1, 2, 2))]
-    needs = [memory(RUN, 50, stage) for stage in range(3)]
-    assert memory(RUN, 50, None) > max(needs)
+    held = [sum(p.numel() for p in HeldStage(MODEL, stage).section.module.parameters()) for stage in range(3)]
+    assert held == [MODEL.parameters(stage) for stage in range(3)]
+    assert sum(held) == MODEL.parameters(None) == layout_of(Transformer(ModelConfig(50, 5, 16, 2, 8))).total
+    needs = [memory(MODEL, stage) for stage in range(3)]
+    assert memory(MODEL, None) > max(needs)
     # Both have two layers; one stores a copy of two more, the other of one and the ends.
     assert needs[1] - needs[2] == 16 * (held[2] - held[0]) > 0
-    lean = msgspec.structs.replace(RUN, pipeline=msgspec.structs.replace(RUN.pipeline, backup_every=0))
-    assert memory(lean, 50, 1) == memory(lean, 50, 2) == needs[1] - 16 * held[2]
-    assert share(RUN, 50, needs[1]) == (False, tuple(s for s in range(3) if needs[s] <= needs[1]))
-    assert share(RUN, 50, 1e9) == (True, (0, 1, 2)) and share(RUN, 50, 10.0) == (False, ())
+    run = msgspec.structs.replace(RUN, pipeline=msgspec.structs.replace(RUN.pipeline, backup_every=0))
+    lean = StagedModel(run, 50)
+    assert memory(lean, 1) == memory(lean, 2) == needs[1] - 16 * held[2]
+    assert share(MODEL, needs[1]) == (False, tuple(s for s in range(3) if needs[s] <= needs[1]))
+    assert share(MODEL, 1e9) == (True, (0, 1, 2)) and share(MODEL, 10.0) == (False, ())
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_stage_layout_is_its_part_of_the_whole(stage):
-    holding = HeldStage(RUN, 50, stage)
+    holding = HeldStage(MODEL, stage)
     whole = Transformer(ModelConfig(50, 5, 16, 2, 8), RUN.run.seed)
     layout = layout_of(whole)
     assert holding.layout == layout
     theta = layout.split(holding.parameters())
-    mine = {name for name, _ in holding.section.named_parameters()}
+    mine = {name for name, _ in holding.section.module.named_parameters()}
     for name, value in whole.named_parameters():
         assert (theta[name] == (value.detach().numpy() if name in mine else 0)).all()
     part = fragments_of(RUN, layout)[stage]
-    assert part.size == sum(p.numel() for p in holding.section.parameters())
+    assert part.size == sum(p.numel() for p in holding.section.module.parameters())
     for start, stop in part.spans:
         holding.write(2 * holding.parameters()[start:stop], start)
     assert (holding.parameters() == 2 * layout.flat(theta)).all()
 
 
 def test_too_small_peer_is_told_when_run_has_no_stages():
-    whole, needed = parse("[model]\nlayers = 5\nwidth = 16\nheads = 2\ncontext = 8\n"), memory(RUN, 100, None)
-    assert asyncio.run(take(None, whole, 100, limit=needed)) is None
+    whole = StagedModel(parse("[model]\nlayers = 5\nwidth = 16\nheads = 2\ncontext = 8\n"), 100)
+    needed = memory(StagedModel(RUN, 100), None)
+    assert asyncio.run(take(None, whole, limit=needed)) is None
     with pytest.raises(ManifestError, match="MiB"):
-        asyncio.run(take(None, whole, 100, limit=needed / 2))
+        asyncio.run(take(None, whole, limit=needed / 2))
     with pytest.raises(ManifestError, match="holds a stage"):
-        asyncio.run(take(None, whole, 100, limit=needed, stage=1))
+        asyncio.run(take(None, whole, limit=needed, stage=1))

@@ -9,6 +9,7 @@ from thinwire.collectives.transport.payload_assembly import pieces
 from thinwire.node.pipeline.groups.host_readiness import SETTLED
 from thinwire.node.pipeline.groups.learner_factory import host_learner, origin_learner
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding
+from thinwire.node.pipeline.model.staged_model import StagedModel
 from thinwire.node.pipeline.step.step_context import StepContext
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.swarm.frame import Frame
@@ -55,7 +56,7 @@ def frames(frozen, tag=None):
 
 def test_host_stores_frozen_rows_and_acknowledges():
     here, first, second = context_of(HOST), rows(1), rows(2)
-    learner = host_learner(MANIFEST, VOCAB, 1, ORIGIN, here)
+    learner = host_learner(StagedModel(MANIFEST, VOCAB), 1, ORIGIN, here)
     boundary, tokens = learner.boundary, torch.zeros(1, 1, dtype=torch.long)
 
     async def settled():
@@ -95,7 +96,7 @@ def test_origin_sends_frozen_rows_once_per_link_before_readiness():
     clock = SimpleNamespace(now=0.0)
     here = context_of(ORIGIN, lambda: clock.now)
     batches = SimpleNamespace(cursor=None)
-    learner = origin_learner(MANIFEST, VOCAB, batches, here)
+    learner = origin_learner(StagedModel(MANIFEST, VOCAB), batches, here)
     readiness, send_queue = learner.readiness, here.send_queue
     tag = readiness.frozen().tag
     assert tag

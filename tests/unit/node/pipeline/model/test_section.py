@@ -4,11 +4,12 @@ import pytest
 import torch
 from kit.reference.activations import Crossing
 from thinwire.compression.activations import subspace
-from thinwire.node.pipeline.model.section import ModelSection, cut, fragments, section
+from thinwire.node.pipeline.model.section import ModelSection, cut
 from thinwire.node.pipeline.model.stage import Stage
+from thinwire.node.pipeline.model.staged_model import StagedModel
 from thinwire.node.pipeline.model.subspace_model import confine
-from thinwire.node.state.layout import layout_of
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
+from thinwire.swarm.manifest.parser import parse
 
 CONFIG = ModelConfig(vocab=29, layers=5, width=16, heads=2, context=12)
 K, SEED, MICROS = 6, 3, 6
@@ -177,28 +178,25 @@ def test_retried_micro_batch_counts_once(recompute):
 @pytest.mark.parametrize("confined", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 def test_section_alone_equals_part_of_the_whole_model(confined, tied):
-    config = ModelConfig(vocab=29, layers=5, width=16, heads=2, context=12, tied=tied)
-    whole = Transformer(config, seed=4)
-    spans = cut(5, (1, 1, 2, 1))
-    own = [section(config, 4, span, ends=not at) for at, span in enumerate(spans)]
+    manifest = parse(
+        f"[run]\nseed = 4\n[model]\nlayers = 5\nwidth = 16\nheads = 2\ncontext = 12\ntied = {str(tied).lower()}\n"
+        "[outer]\nmethod = 'streaming'\nsync_every = 32\n[pipeline]\nstages = 4\n"
+    )
+    whole, staged = Transformer(ModelConfig(29, 5, 16, 2, 12, tied=tied), 4), StagedModel(manifest, 29)
+    own = [ModelSection(staged.made(stage), staged.layers(stage), ends=not stage) for stage in range(4)]
     if confined:
-        for module in (whole, *own):
+        for module in (whole, *(one.module for one in own)):
             confine(module, K, SEED)
-    found, together = fragments(whole), {}
-    for one in own:
-        for name, layout in fragments(one).items():
-            together[name] = layout
-            for held in layout.pieces:
-                assert torch.equal(one.get_parameter(held.name), whole.get_parameter(held.name)), held.name
-    assert together == found and list(found) == [*(f"blocks.{i}" for i in range(5)), "ends"]
-    assert sum(layout.total for layout in found.values()) == layout_of(whole).total
-    assert len({layout.digest for layout in found.values()}) == 6
+    together = {name: held for one in own for name, held in one.module.named_parameters()}
+    expected = dict(whole.named_parameters())
+    assert together.keys() == expected.keys()
+    assert sum(len(list(one.module.parameters())) for one in own) == len(expected)
+    assert all(torch.equal(together[name], value) for name, value in expected.items())
 
 
 def test_section_has_only_its_own_parameters():
-    own = section(CONFIG, 4, range(2, 3), ends=False)
-    assert {name.split(".")[1] for name, _ in own.named_parameters()} == {"2"}
-    assert not hasattr(own, "embedding")
+    own = ModelSection(Transformer(CONFIG, 4), range(2, 3), ends=False)
+    assert {name.split(".")[1] for name, _ in own.module.named_parameters()} == {"2"}
     with pytest.raises(ValueError, match="context"):
         own(torch.zeros(1, 13, 16))
 

@@ -13,6 +13,7 @@ from thinwire.compression.core.codec import CodecError
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding, nbytes
 from thinwire.node.pipeline.model.held_stage import HeldStage
 from thinwire.node.pipeline.model.section import ModelSection
+from thinwire.node.pipeline.model.staged_model import StagedModel
 from thinwire.node.pipeline.model.whole_model_view import WholeModelView
 from thinwire.node.state.fragments import fragments_of
 from thinwire.node.state.layout import layout_of
@@ -26,11 +27,11 @@ WRITERS = ("attention.out.weight", "feedforward.out.weight")
 
 def made(tied=True, layers=2):
     model = Transformer(ModelConfig(VOCAB, layers, WIDTH, 2, 12, tied=tied), 3)
-    section = ModelSection(model, range(layers), ends=True)
-    layout = layout_of(section)
+    layout = layout_of(model)
     first = np.empty(layout.total, np.float32)
-    layout.read(section, first)
-    return section, layout, first, WholeModelView(section, layout, K, SEED)
+    layout.read(model, first)
+    view = WholeModelView(model, layout, K, SEED)
+    return ModelSection(model, range(layers), ends=True), layout, first, view
 
 
 def read(projection, layout):
@@ -54,7 +55,7 @@ def train(section, seed=1):
     """Change all trained parameters."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in section.parameters():
+        for parameter in section.module.parameters():
             parameter += 0.01 * torch.randn(parameter.shape, generator=generator)
 
 
@@ -70,10 +71,10 @@ def test_projected_pseudo_gradient_stays_in_the_subspace():
     section, layout, _, projection = made()
     theta = drawn(layout)
     projection.write(theta)
-    before = {name: parameter.detach().clone() for name, parameter in section.named_parameters()}
+    before = {name: parameter.detach().clone() for name, parameter in section.module.named_parameters()}
     train(section)
     delta = layout.split(read(projection, layout) - theta)
-    for name, parameter in section.named_parameters():
+    for name, parameter in section.module.named_parameters():
         found, step = torch.from_numpy(delta[name]), parameter.detach() - before[name]
         if name.endswith(WRITERS):
             assert torch.allclose(found, U @ step, atol=1e-6)
@@ -158,7 +159,7 @@ def test_projected_stage_starts_with_whole_model_parameters(stage):
         f"[pipeline]\nstages = 3\ncodec = 'subspace(k={K})'\n"
     )
     holding, model = (
-        HeldStage(manifest, VOCAB, stage),
+        HeldStage(StagedModel(manifest, VOCAB), stage),
         Transformer(ModelConfig(VOCAB, 3, WIDTH, 2, 8), manifest.run.seed),
     )
     whole = np.empty(holding.layout.total, np.float32)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from thinwire.node.pipeline.model.section import fragment_of
+from thinwire.node.pipeline.model.section import layer_of
 from thinwire.node.pipeline.recovery.checkfree import average, between
 from thinwire.node.state.layout import layout_of
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
@@ -28,8 +28,7 @@ def stages_of(model, *stages):
     """Layouts of runs of layers, and their parameters."""
     found = []
     for layers in stages:
-        held = {f"blocks.{layer}" if isinstance(layer, int) else layer for layer in layers}
-        layout = layout_of(model, lambda name, held=held: fragment_of(name) in held)
+        layout = layout_of(model, lambda name, held=layers: layer_of(name, "blocks") in held)
         theta = np.empty(layout.total, np.float32)
         with torch.no_grad():
             layout.read(model, theta)
@@ -40,7 +39,7 @@ def stages_of(model, *stages):
 def test_middle_stage_is_averaged_layer_by_layer():
     """The origin has an embedding that the others lack, and stages differ in their number of layers."""
     model = Transformer(ModelConfig(20, 6, 8, 2, 8), 3)
-    (before, low), (lost, _), (after, high) = stages_of(model, (0, "ends"), (1, 2), (3, 4, 5))
+    (before, low), (lost, _), (after, high) = stages_of(model, (0, None), (1, 2), (3, 4, 5))
     made = between(lost, (before, low), (after, high), 1.0, 1.0)
     weights = dict(model.named_parameters())
     for piece in lost.pieces:
@@ -56,6 +55,6 @@ def test_middle_stage_is_averaged_layer_by_layer():
 
 def test_averaging_neighbours_without_layers_is_an_error():
     model = Transformer(ModelConfig(20, 2, 8, 2, 8), 3)
-    ends, lost, after = stages_of(model, ("ends",), (0,), (1,))
+    ends, lost, after = stages_of(model, (None,), (0,), (1,))
     with pytest.raises(ValueError, match="no layers"):
         between(lost[0], ends, after, 1.0, 1.0)

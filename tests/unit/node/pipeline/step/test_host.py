@@ -6,7 +6,7 @@ import pytest
 import torch
 from thinwire.collectives.transport.payload_assembly import PayloadAssembly, pieces
 from thinwire.compression.boundary_codec import Boundary
-from thinwire.node.pipeline.model.section import section
+from thinwire.node.pipeline.model.section import ModelSection
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.stage_optimizer import StageOptimizer
 from thinwire.node.pipeline.step.early_activations import EarlyActivations
@@ -15,7 +15,7 @@ from thinwire.node.pipeline.step.micro_batch_attempt import NO_NEXT, NO_PREVIOUS
 from thinwire.node.pipeline.step.step_context import StepContext
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.training.inner_optimizer import InnerConfig
-from thinwire.node.training.models.transformer import ModelConfig
+from thinwire.node.training.models.transformer import ModelConfig, Transformer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.messages.registry import CHUNK_BYTES, Activation, Apply, Close, GradientSummary, Hop, Passed, Route
 
@@ -29,11 +29,11 @@ class Scene:
 
     def __init__(self, **options):
         self.control_sent, self.bulk_sent = [], []
-        self.section = section(CONFIG, 1, range(1, 2), ends=False)
+        self.section = ModelSection(Transformer(CONFIG, 1), range(1, 2), ends=False)
         self.boundary = Boundary("fp32", 16, 23, 0)
         self.layers = Stage(self.section)
         inner = InnerConfig(optimizer="sgd", lr=1.0, betas=(0.0, 0.0), weight_decay=0.0, warmup=0)
-        self.update = StageOptimizer(self.section, inner)
+        self.update = StageOptimizer(self.section.module, inner)
         context = StepContext(ME, self, lambda: 0.0, at_once, lambda name, fields: None)
         self.host = Host(context, ORIGIN, 2, self.layers, self.update, self.boundary, length=8, **options)
         self.task = asyncio.get_running_loop().create_task(self.host.run())
@@ -64,7 +64,7 @@ class Scene:
 
     @property
     def gradient(self):
-        return [p.grad for p in self.section.parameters() if p.grad is not None]
+        return [p.grad for p in self.section.module.parameters() if p.grad is not None]
 
 
 def play(work, **options):
@@ -86,14 +86,14 @@ def test_host_forwards_activation_and_returns_gradient():
         await scene.activation(AFTER, backward=True)
         assert scene.bulk_sent[1][0] == BEFORE and scene.bulk_sent[1][1].message == Activation(0, 0, 0, True, 0)
         assert [(to, m.backward, m.reason) for to, m in scene.control_sent] == [(ORIGIN, False, ""), (ORIGIN, True, "")]
-        before = [p.detach().clone() for p in scene.section.parameters()]
+        before = [p.detach().clone() for p in scene.section.module.parameters()]
         expected = [p - g / 4 * 0.5 for p, g in zip(before, scene.gradient, strict=True)]
         squares = sum(float((g.double() ** 2).sum()) for g in scene.gradient)
         await scene.tell(ORIGIN, Close(0, (0,)))
         tally = scene.control_sent[-1][1]
         assert (tally.step, tally.tokens, tally.reason) == (0, 10, "") and tally.squares == pytest.approx(squares)
         await scene.tell(ORIGIN, Apply(0, 4.0, 0.5))
-        for parameter, value in zip(scene.section.parameters(), expected, strict=True):
+        for parameter, value in zip(scene.section.module.parameters(), expected, strict=True):
             torch.testing.assert_close(parameter, value)
         assert scene.host.step == 1 and scene.update.take_tokens() == 10 and scene.update.take_tokens() == 0
         await scene.route(step=0, attempt=1)
@@ -167,10 +167,10 @@ def test_host_drops_gradient_for_zero_divisor(divisor):
         await scene.route()
         await scene.activation()
         await scene.activation(AFTER, backward=True)
-        before = [p.detach().clone() for p in scene.section.parameters()]
+        before = [p.detach().clone() for p in scene.section.module.parameters()]
         await scene.tell(ORIGIN, Close(0, (0,)))
         await scene.tell(ORIGIN, Apply(0, divisor, 1.0))
-        assert all(torch.equal(a, b) for a, b in zip(before, scene.section.parameters(), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(before, scene.section.module.parameters(), strict=True))
         assert scene.host.step == 1 and not scene.update.take_tokens()
 
     play(work)
@@ -253,11 +253,11 @@ def test_host_drops_gradient_of_other_micro_batches():
             await scene.route(micro)
             await scene.activation(micro=micro)
             await scene.activation(AFTER, micro=micro, backward=True)
-        before = [p.detach().clone() for p in scene.section.parameters()]
+        before = [p.detach().clone() for p in scene.section.module.parameters()]
         await scene.tell(ORIGIN, Close(0, (0,)))
         assert scene.control_sent[-1][1] == GradientSummary(0, 0.0, 0, "other micro-batches") and not scene.gradient
         await scene.tell(ORIGIN, Apply(0, 1.0, 1.0))
-        assert all(torch.equal(a, b) for a, b in zip(before, scene.section.parameters(), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(before, scene.section.module.parameters(), strict=True))
         assert scene.host.step == 1 and scene.update.tokens == 0
 
     play(work)
