@@ -219,6 +219,12 @@ class Round:
         """True if every committed result is here."""
         return self.data_plane.complete
 
+    @property
+    def gives_nothing(self) -> bool:
+        """True if our last announcement has no data."""
+        own = self.agreement.ready.get(self.agreement.me)
+        return own is not None and not own.hashes
+
     def given_up_at(self, began: float, give_up: float) -> float:
         """Return the time at which a peer that has waited since `began` gives this round up.
 

@@ -144,7 +144,7 @@ class RoundFactory:
     async def outcome(self, current: Round, *, give_up: float | None = None) -> Outcome:
         """Return the Outcome of a round; without a commit if it is given up, or if we are behind.
 
-        `give_up`: seconds after which it is, unless its data is arriving.
+        `give_up`: seconds after which it is, unless its data is arriving; at once if the round is `fruitless`.
         """
         began = self.planes.now()
         behind = asyncio.ensure_future(self.behind.wait())
@@ -175,12 +175,21 @@ class RoundFactory:
         """Wait for the first of the futures, or until a peer gives the round up, see `outcome`."""
         began, left = self.planes.now(), give_up
         while left is None or left > 0:
-            done, _ = await asyncio.wait(
-                futures, timeout=None if left is None else max(TICK, left), return_when=asyncio.FIRST_COMPLETED
-            )
-            if done or give_up is None:
+            # Others may announce that they contribute nothing, too, and nothing else ends the wait then.
+            looks = current.gives_nothing and give_up is not None
+            seconds = TICK if looks else None if left is None else max(TICK, left)
+            done, _ = await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if done or give_up is None or self.fruitless(current):
                 return
             left = current.given_up_at(began, give_up) - self.planes.now()
+
+    def fruitless(self, current: Round) -> bool:
+        """Return True if the round has no contribution, and none is expected.
+
+        This peer has announced no data, and all other peers here that they contribute nothing.
+        """
+        ready = current.agreement.ready
+        return current.gives_nothing and all(peer in ready and not ready[peer].weight for peer in self._live)
 
     def _ring(self, seed: Digest, round: int, peers: Sequence[PeerId], rate: Rate, trip: Trip) -> tuple[PeerId, ...]:
         """Return the order of a ring for a ballot that we open; empty while rings are suspended."""

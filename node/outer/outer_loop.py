@@ -189,8 +189,10 @@ class OuterLoop(ReplicaLoop):
             try:
                 encoded = await self._encoded()
             except FloatingPointError as error:
-                session.report("unsent", str(error))
+                self.report_unsent(error)
                 encoded = [], ContributionSummary(b"")
+            else:
+                self.report_sent()
             payloads, summary = encoded
             average = partial(
                 session.average,

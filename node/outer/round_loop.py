@@ -16,6 +16,12 @@ from thinwire.swarm.messages.registry import PeerId
 LONELY = 2
 """Consecutive attempts without an offered state after which the state counts as lost."""
 
+DIVERGED = (
+    "training has diverged, and this peer contributes nothing until a round of others replaces its parameters; without others, "
+    "lower the learning rate and start again, and the run continues at its last checkpoint"
+)
+"""Alarm of a peer whose contribution is not finite, after the reason."""
+
 Lost = Callable[[int], Awaitable[bool]]
 """Recovers the state of a fragment that no reachable peer has; returns True if the replica has it."""
 
@@ -108,10 +114,25 @@ class ReplicaLoop(RoundLoop):
     """Loop over the rounds of one replica."""
 
     _session: ReplicaSession
+    _diverged = ""
+    """Alarm of contributions that are not finite; empty if the last one was finite."""
 
     @property
     def turn(self) -> int:
         return self._session.replica.round
+
+    def report_unsent(self, error: FloatingPointError) -> None:
+        """Report a contribution that is not finite, with an alarm until one is finite again."""
+        self._session.report("unsent", str(error))
+        if not self._diverged:
+            self._diverged = f"{error}: {DIVERGED}"
+            self._session.report("alarm", self._diverged)
+
+    def report_sent(self) -> None:
+        """Note a contribution that is finite."""
+        alarm, self._diverged = self._diverged, ""
+        if alarm:
+            self._session.report("alarm_over", "the contributions of this peer are finite again", alarm=alarm)
 
     async def enter(self, *, tries: int = 0, alone: int = 0, lost: Lost | None = None) -> bool:
         session, tried, lonely = self._session, 0, 0

@@ -243,6 +243,10 @@ class RoundSession(ReplicaSession):
         reason = f"no answer from {silent} (can be reached)" if silent else f"{leader} leads it"
         return f"round {agreement.terms.round} does not end: {reason}"
 
+    @property
+    def fruitless(self) -> bool:
+        return self.factory.fruitless(self.current)
+
     def sizes(self) -> dict[str, tuple[int, int]]:
         return {"stash": (len(self.factory.pending_frames), MAX_PENDING), "early": self.current.data_plane.early}
 

@@ -104,6 +104,11 @@ class Session(ABC):
         """Return why the round does not end, awaited peers, and until when; empty if it makes progress."""
         return ""
 
+    @property
+    def fruitless(self) -> bool:
+        """True if the round in progress cannot be made, because no peer that is here has a contribution."""
+        return False
+
     def leave(self) -> None:  # noqa: B027
         """Send a farewell in rounds in progress that need votes, so that no peer waits for ours."""
 

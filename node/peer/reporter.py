@@ -95,6 +95,11 @@ class Reporter:
                 self._alarms[text] = ""
             self._log(WARNING, text, {"kind": kind, **fields})
         else:
+            if kind == "alarm_over":
+                over = str(fields["alarm"])
+                self._standing.end(over)
+                if over in self._alarms:
+                    self._alarms[over] = str(fields["detail"])
             quiet = kind in QUIET or (
                 kind == "audited" and not fields["false"]
             )  # an audit of many rounds finds no fault
@@ -173,9 +178,6 @@ class Reporter:
 
     def end_alarm(self, text: str, summary: str) -> None:
         """Report that the alarm with this text has ended; the status does not show it any more."""
-        self._standing.end(text)
-        if text in self._alarms:
-            self._alarms[text] = summary
         self.emit("alarm_over", {"alarm": text, "detail": summary})
 
     def summary(self, peer: Peer) -> None:
@@ -211,6 +213,8 @@ class Reporter:
         others = [absent for absent in peer.session.waiting_for() if absent != peer.identity.peer_id]
         waiting = ", ".join(map(short, others))
         detail = peer.session.stalled() or f"waiting for {waiting or 'a quorum'}"
+        if peer.session.fruitless:
+            detail = "no peer that is here has a contribution"
         if replaced:
             detail = "most others were in another round, and this peer has taken a state of theirs"
         self.emit("uncommitted", {"round": peer.replica.round + 1, "detail": detail})

@@ -23,6 +23,11 @@ from thinwire.node.training.models.causal_model import Loss, loss_of
 from thinwire.swarm.identity.errors import HintedError
 from torch import nn
 
+DIVERGED_HINT = (
+    "start again if only this peer has diverged: it continues with the state of the swarm, or its last checkpoint; else lower "
+    "inner.lr or raise inner.warmup, which makes another run, and begin that with --from CHECKPOINT"
+)
+
 
 class Diverged(HintedError):
     """The loss is not finite: this peer's state is useless."""
@@ -103,9 +108,7 @@ class Trainer:
         # Read the losses at the end only: on a GPU every read waits for all queued work.
         values = torch.stack(losses).double().cpu().tolist() if losses else []
         if not all(map(math.isfinite, values)):
-            raise Diverged(
-                f"the loss was {values[-1]} at inner step {self.step}", "lower inner.lr, or raise inner.warmup"
-            )
+            raise Diverged(f"the loss was {values[-1]} at inner step {self.step}", DIVERGED_HINT)
         mean = math.fsum(values) / len(values) if values else math.nan
         return StepReport(len(values), mean, values[-1] if values else math.nan, tokens, self._clock() - began)
 

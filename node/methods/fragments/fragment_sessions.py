@@ -98,6 +98,10 @@ class FragmentSessions(Session):
         return "; ".join(f"fragment {number}: {text}" for number, text in stalls.items() if text)
 
     @property
+    def fruitless(self) -> bool:
+        return any(session.fruitless for session in self._sessions.values())
+
+    @property
     def dropped_frames(self) -> int:
         return self._dropped_frames + sum(session.dropped_frames for session in self.sessions.values())
 

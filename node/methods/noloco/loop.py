@@ -63,9 +63,11 @@ class GossipLoop(ReplicaLoop):
             payloads = await self._work(lambda: self._encode(read))
         except FloatingPointError as error:
             # Contribute nothing, but stay in the group: its mean draws this replica back.
-            session.report("unsent", str(error))
+            self.report_unsent(error)
             read, weight = session.replica.own, 0
             payloads = await self._work(lambda: self._encode(read))
+        else:
+            self.report_sent()
         results = await session.average(payloads, summary=summarize(payloads), weight=weight, loss=loss, speed=speed)
         mine = [*payloads, *session.current.base]
         if any(not result.reason for result in results):

@@ -8,10 +8,8 @@ from thinwire.compression.core.codec import CodecError
 from thinwire.node.pipeline.model.section import ModelSection
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.training.batches import Batch
-from thinwire.node.training.inner_loop import Diverged
+from thinwire.node.training.inner_loop import DIVERGED_HINT, Diverged
 from torch import Tensor
-
-NOT_FINITE = "lower inner.lr, or raise inner.warmup"
 
 
 class OriginCompute:
@@ -26,7 +24,7 @@ class OriginCompute:
         try:
             return self._boundary.pack(self._front.forward(micro, tokens), tokens, backward=False)
         except CodecError:
-            raise Diverged("the origin's activations are not finite", NOT_FINITE) from None
+            raise Diverged("the origin's activations are not finite", DIVERGED_HINT) from None
 
     def turn(self, micro: int, batch: Batch, payload: bytes) -> tuple[float, bytes]:
         """Return the loss of the last stage's output, and the gradient payload. Raises CodecError."""
@@ -50,7 +48,7 @@ class OriginCompute:
         try:
             loss, back = self.turn(micro, batch, payload)
         except CodecError:
-            raise Diverged("the loss is not finite", NOT_FINITE) from None
+            raise Diverged("the loss is not finite", DIVERGED_HINT) from None
         self.finish(micro, batch, back)
         return loss
 

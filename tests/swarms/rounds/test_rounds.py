@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import weakref
+from itertools import pairwise
 
 import pytest
 from kit import scenes
@@ -238,6 +240,35 @@ def test_peer_paused_for_a_minute_is_left_out_and_catches_up(swarm):
 def test_peer_does_not_send_its_own_nan(swarm):
     async def main():
         await scenes.spoil(swarm(4, codec="fp32"))
+
+    virtual_loop.run(main(), seed=4)
+
+
+@pytest.mark.parametrize("peers", [1, 3])
+def test_peers_without_any_finite_contribution_report_that_and_do_not_wait(swarm, peers):
+    """They would wait for a contribution of another peer, 12 s in each round."""
+
+    async def main():
+        s, loop = swarm(peers, codec="fp32"), virtual_loop.current()
+
+        def poison(round, delta):
+            if round == 3 and loop.time() < 20.0:
+                delta[777] = math.inf
+            elif round == 3:
+                s.nodes[0].theta[777] = 0.0
+            return delta
+
+        for node in s.nodes.values():
+            node.spoil = poison
+        s.start()
+        await s.finish()
+        s.check()
+        for node in s.nodes.values():
+            unsent = [at for at, name, _ in node.log if name == "unsent"]
+            (alarm,) = [fields["detail"] for _, name, fields in node.log if name == "alarm"]
+            (over,) = [fields["alarm"] for _, name, fields in node.log if name == "alarm_over"]
+            assert "not finite" in alarm and "lower the learning rate" in alarm and over == alarm
+            assert len(unsent) > 8 and max(after - before for before, after in pairwise(unsent)) < 4.0
 
     virtual_loop.run(main(), seed=4)
 

@@ -1,6 +1,7 @@
 """Custom training loops in real swarms over loopback: several peers in one process, each with its threads."""
 
 import copy
+import math
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from thinwire.compression import device
 from thinwire.compression.dense import torch_backend
 from thinwire.node.outer.round_session import RoundSession
 from thinwire.node.peer import checkpoint_schedule
+from thinwire.node.runtime.event_log import read_events
 from thinwire.node.state.layout import layout_of
 from thinwire.node.state.replica import Replica
 from torch import nn
@@ -281,6 +283,24 @@ def test_wrap_refuses_buffers_that_are_not_finite(found):
     model.register_buffer("mask", torch.full((3,), float("-inf")))
     with found() as swarm, pytest.raises(ValueError, match="mask has values that are not finite; .*persistent=False"):
         swarm.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@pytest.mark.filterwarnings("ignore:the mean loss since the last round is nan")
+def test_lone_peer_with_parameters_that_are_not_finite_reports_that_and_does_not_wait(found, tmp_path):
+    model = net()
+    with found() as swarm:
+        optimizer = swarm.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for loss in (1.0, 1.0, math.nan, math.nan):
+            model(torch.randn(4, 6)).sum().backward()
+            if math.isnan(loss):
+                next(model.parameters()).data.fill_(loss)
+            optimizer.step(loss=loss)
+        assert swarm.round == 1
+    (path,) = (tmp_path / "founder").rglob("events.jsonl")
+    events = read_events(path).events
+    (waited,) = [one for one in events if one["kind"] == "uncommitted"]
+    (alarm,) = [one["detail"] for one in events if one["kind"] == "alarm"]
+    assert waited["detail"] == "no peer that is here has a contribution" and "training has diverged" in alarm
 
 
 def test_swarm_supports_frozen_tied_and_narrow_parameters(found, enter):

@@ -114,11 +114,14 @@ def test_summary_of_a_run_without_alarms_is_empty():
 def test_round_without_a_commit_waits_for_other_peers_only():
     events = []
     report = Reporter(lambda kind, fields: events.append(fields["detail"]), wall=lambda: 0.0)
-    for waiting in (IDS[:2], IDS[:1]):
-        session = SimpleNamespace(waiting_for=lambda waiting=waiting: waiting, stalled=str)
+    for waiting, fruitless in ((IDS[:2], False), (IDS[:1], False), (IDS[:1], True)):
+        session = SimpleNamespace(waiting_for=lambda waiting=waiting: waiting, stalled=str, fruitless=fruitless)
         waits = SimpleNamespace(
             session=session, identity=SimpleNamespace(peer_id=IDS[0]), replica=SimpleNamespace(round=3)
         )
         report.uncommitted(waits)
     report.uncommitted(waits, replaced=True)
-    assert events[:2] == [f"waiting for {short(IDS[1])}", "waiting for a quorum"] and "state of theirs" in events[2]
+    assert (
+        events[:2] == [f"waiting for {short(IDS[1])}", "waiting for a quorum"] and "no peer that is here" in events[2]
+    )
+    assert "state of theirs" in events[3]
