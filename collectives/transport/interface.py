@@ -22,6 +22,12 @@ RESET = "reset"
 The process ended, or something on the path broke the connection.
 """
 
+SAME_KEY, OWN_GATE = "a daemon with this identity runs here", "this is the gate of the process that asks"
+"""Details of the refusal "busy" by a gate with the key of the visitor.
+
+The gate is that of another process, or of the process that visits it.
+"""
+
 REFUSED = "refused"
 """Reason of an Arrival when the peer's machine refuses connections to its address.
 

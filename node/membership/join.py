@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from typing import ClassVar
 
-from thinwire.collectives.transport.interface import Contact, Transport
+from thinwire.collectives.transport.interface import SAME_KEY, Contact, Transport
 from thinwire.node.runtime.environment import Environment
 from thinwire.swarm.identity.errors import HintedError
 from thinwire.swarm.identity.peer_record import PeerRecord
@@ -46,6 +46,14 @@ class Refused(HintedError):
     """True if no peer of the run is at any of the addresses, see NoSwarm."""
 
 
+class DuplicateKey(Refused):
+    """Another process with the same key is in the swarm.
+
+    A service manager does not restart a daemon that ends with this exit code. Otherwise two machines with one key would stop
+    each other for ever.
+    """
+
+
 class NoPlace(Refused):
     """The swarm exists, but has no place for us now."""
 
@@ -79,7 +87,7 @@ async def knock(
     Return None once admitted, or once `met` returns True while no contact has admitted us; else return the error. Each contact
     is asked at least once, DIALS at the same time.
 
-    A contact that refuses for good (see ADVICE, and the codes in `lasting`), or admits us to another run (`enter`
+    A contact that refuses for good (see ADVICE, and the codes in `lasting`), has our key, or admits us to another run (`enter`
     raises ManifestMismatch), is not asked again, except if its clock differs from ours: one of both may be corrected.
     If no contact is left that may change its answer, the last such refusal is returned, or NoSwarm, but not before
     `least` seconds: until then a peer may come to our gate. A refusal by the swarm itself ends the wait. That an address has
@@ -102,6 +110,9 @@ async def knock(
                         refusals[contact], again = error, False
                 elif met():
                     return None
+                elif answer.detail == SAME_KEY:
+                    text = f"another process with the key of this peer runs at {contact.address}"
+                    refusals[contact], there, again = DuplicateKey(text, SAME_KEY_HINT), True, False
                 else:
                     reason = answer.detail or answer.code
                     if contact.address not in reason:
@@ -162,6 +173,8 @@ async def _answers(
             task.cancel()
         await asyncio.gather(*dials, return_exceptions=True)
 
+
+SAME_KEY_HINT = "a key belongs to one process: end the other one first, or give this one a new key with --home DIR"
 
 FULL_HINT = (
     "wait some minutes and try again, or send the output of `thinwire id` to the author of the run and ask for an invite "

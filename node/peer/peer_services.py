@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import ClassVar
 
 from thinwire.collectives.outcome import Outcome
-from thinwire.node.membership.join import BANNED_HINT
+from thinwire.node.membership.join import BANNED_HINT, DuplicateKey
 from thinwire.node.outer.round_loop import Meanwhile
 from thinwire.node.peer.checkpoint_schedule import CheckpointSchedule
 from thinwire.node.peer.peer import Peer
@@ -31,16 +31,6 @@ LINGER_SECONDS = 10.0
 
 LEAVE_SECONDS = 10.0
 """Longest duration of the departure in seconds."""
-
-
-class DuplicateKey(HintedError):
-    """Another process with the same key is in the swarm, and started later.
-
-    A service manager does not restart a daemon that ends with this exit code. Otherwise two machines with one key would stop
-    each other for ever.
-    """
-
-    exit_code: ClassVar[int] = 5
 
 
 class Banned(HintedError):

@@ -17,8 +17,7 @@ if _typing.TYPE_CHECKING:
     from thinwire.node.api.optimizer import SwarmLR, SwarmOptimizer
     from thinwire.node.api.ranks import GroupError
     from thinwire.node.api.swarm import Swarm
-    from thinwire.node.membership.join import NoSwarm, Refused
-    from thinwire.node.peer.peer_services import DuplicateKey
+    from thinwire.node.membership.join import DuplicateKey, NoSwarm, Refused
     from thinwire.node.peer.status import PeerStatus, Status
     from thinwire.node.runtime.load_settings import ConfigError
     from thinwire.node.runtime.loop_thread import SwarmError
@@ -60,7 +59,7 @@ _HOME = {
     "Average": "node.api.allreduce",
     "AverageError": "node.api.allreduce",
     "ConfigError": "node.runtime.load_settings",
-    "DuplicateKey": "node.peer.peer_services",
+    "DuplicateKey": "node.membership.join",
     "GroupError": "node.api.ranks",
     "HintedError": "swarm.identity.errors",
     "InUseError": "node.runtime.process_lock",

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from thinwire.node.membership.join import Refused
-from thinwire.node.peer.peer_services import DuplicateKey
+from thinwire.node.membership.join import DuplicateKey, Refused
 from thinwire.sims.invariants.fragments import FragmentInvariants
 from thinwire.sims.invariants.on_commit import CommitInvariants
 from thinwire.sims.invariants.oracles import OnViolation

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.transport.interface import Admit, Transport
 from thinwire.node.membership import join
+from thinwire.node.membership.join import DuplicateKey
 from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.peer.peer import Peer
-from thinwire.node.peer.peer_services import DuplicateKey
 from thinwire.node.peer.reporter import Reporter
 from thinwire.node.pipeline.groups.learner_factory import next_of
 from thinwire.node.runtime.directories import RunDirectory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -105,6 +106,16 @@ def test_key_file_readable_by_others_is_refused(refused, shared_machine, tmp_pat
     code, error, hint = refused("id")
     assert code == 3 and "0644" in error and "chmod 600" in hint
     assert _quiet(shared_machine, tmp_path)
+
+
+def test_joiner_with_the_key_of_the_peer_that_answers_is_refused_at_once(refused, shared_machine, tmp_path, founder):
+    """The other one continues. Two processes that are alone with one key cannot learn this from a third peer."""
+    home, before = shared_machine.daemon(tmp_path.name).home, founder.round
+    home.mkdir()
+    shutil.copy(founder.home / "identity.key", home / "identity.key")
+    code, error, hint = refused("join", founder.newest_invite(), "--host", "127.0.0.1", "--search", "600")
+    assert code == 5 and "another process with the key of this peer runs at 127.0.0.1:" in error and "--home" in hint
+    founder.wait("round", least=before + 1)
 
 
 def test_start_on_taken_port_is_refused(refused, shared_machine):

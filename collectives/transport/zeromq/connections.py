@@ -9,12 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any, TypeAlias
 
 import msgspec
 from thinwire.collectives.transport.circuits.circuits import TRANSIENT, DialRoute, Factory
-from thinwire.collectives.transport.interface import REFUSED, RELAY_DEAD, RELAY_STUCK, Admit, Arrival, Contact
+from thinwire.collectives.transport.interface import (
+    OWN_GATE,
+    REFUSED,
+    RELAY_DEAD,
+    RELAY_STUCK,
+    SAME_KEY,
+    Admit,
+    Arrival,
+    Contact,
+)
 from thinwire.collectives.transport.zeromq.admission import UnixClock, knock
 from thinwire.collectives.transport.zeromq.link import Link, LinkEvents
 from thinwire.collectives.transport.zeromq.sockets.control_connection import SharedSockets
@@ -27,6 +37,9 @@ from thinwire.swarm.messages.registry import VERSION, Hello, PeerId, Refuse, Wel
 
 FORGOTTEN = b""
 """In place of the id: all peers whose traffic is not counted separately any more."""
+
+SHOWN = 16
+"""Most records of ours that are remembered after they were shown at a gate."""
 
 HERE = ""
 """Endpoint of a Welcome to a peer that already has a link."""
@@ -64,6 +77,8 @@ class Connections:
         """Traffic of links that have ended."""
         self._loop = asyncio.get_running_loop()
         self._random = random.SystemRandom()
+        self._shown = deque[bytes](maxlen=SHOWN)
+        """Records that we have shown at gates last: an invite or a router may lead to our own gate."""
         self._quiet = asyncio.Event()
         self._closed = False
         sockets.circuits.links = self.links
@@ -217,7 +232,7 @@ class Connections:
         """Answer the Hello of a peer whose record and key were checked at the gate. `source`: see Admit."""
         peer, limits = record.peer_id, self._sockets.limits
         if peer == self._sockets.identity.peer_id:
-            return Refuse("busy", "a daemon with this identity runs here")
+            return Refuse("busy", OWN_GATE if hello.record in self._shown else SAME_KEY)
         if peer in self.banned:
             return Refuse("banned", "this identity was excluded")
         dial = self._dials.get(record.transport_key)
@@ -250,6 +265,7 @@ class Connections:
     async def meet(self, contact: Contact, hello: Hello) -> Welcome | Refuse:
         """Knock at a stranger's gate and, if welcome, open a link; one dial per transport key at a time."""
         self.own = hello.record
+        self._shown.append(hello.record)
         while (dial := self._dials.get(contact.transport_key)) is not None:
             await asyncio.wait({dial})
         if self._closed:

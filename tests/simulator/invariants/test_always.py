@@ -7,10 +7,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from thinwire.node.membership.join import DuplicateKey
 from thinwire.node.membership.presence import Presence
 from thinwire.node.outer.outer_loop import OuterLoop
 from thinwire.node.peer.lifecycle import PeerLifecycle
-from thinwire.node.peer.peer_services import DuplicateKey
 from thinwire.sims.engine.virtual_loop import HOST
 from thinwire.sims.invariants.always import BAN_SECONDS, TWICE, AlwaysInvariants
 from thinwire.sims.scenario.faults import Fault

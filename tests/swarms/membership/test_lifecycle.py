@@ -10,14 +10,13 @@ import pytest
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.state_sync.state_offers import state_digest
 from thinwire.compression.device import HOST
-from thinwire.node.membership.join import NoSwarm
+from thinwire.node.membership.join import DuplicateKey, NoSwarm
 from thinwire.node.outer import round_session
 from thinwire.node.outer.state_transfer import state_fetcher
 from thinwire.node.outer.state_transfer.state_server import StateServer
 from thinwire.node.peer import checkpoint_schedule
 from thinwire.node.peer.lifecycle import PeerLifecycle
 from thinwire.node.peer.peer import Peer
-from thinwire.node.peer.peer_services import DuplicateKey
 from thinwire.node.peer.reporter import Reporter
 from thinwire.node.runtime.asyncio_extra import at_once
 from thinwire.node.runtime.directories import RunDirectory

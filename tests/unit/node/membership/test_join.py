@@ -7,8 +7,8 @@ import random
 from types import SimpleNamespace
 
 import pytest
-from thinwire.collectives.transport.interface import Contact
-from thinwire.node.membership.join import NoPlace, NoSwarm, Refused, knock
+from thinwire.collectives.transport.interface import OWN_GATE, SAME_KEY, Contact
+from thinwire.node.membership.join import DuplicateKey, NoPlace, NoSwarm, Refused, knock
 from thinwire.sims.engine import virtual_loop
 from thinwire.swarm.messages.registry import VERSION, Hello, Refuse, Welcome
 
@@ -60,6 +60,27 @@ def test_joiner_refused_by_all_fails_at_once():
     assert refusal.exit_code == 4, (
         "a service tries again: the clock may be right a minute after the machine has started"
     )
+
+
+@pytest.mark.parametrize("least", [0.0, 30.0])
+def test_joiner_fails_at_once_if_a_process_with_its_key_answers_and_nobody_else_may(least):
+    async def main():
+        loop = virtual_loop.current()
+        environment = SimpleNamespace(now=loop.time, rng=random.Random(1))
+
+        async def meet(contact, words):
+            return Refuse("busy", SAME_KEY if contact is HERE else OWN_GATE)
+
+        hello = Hello(VERSION, bytes(32), b"")
+        arguments = lambda: hello, lambda welcome: None, SimpleNamespace(meet=meet), environment
+        return (
+            (await knock([HERE], *arguments, seconds=60.0, least=least), loop.time()),
+            (await knock([HERE, DEAD], *arguments, seconds=60.0, least=least), loop.time()),
+        )
+
+    (alone, at_once), (other, later) = virtual_loop.run(main(), seed=1)
+    assert isinstance(alone, DuplicateKey) and alone.exit_code == 5 and not alone.absent and at_once < 1.0
+    assert isinstance(other, DuplicateKey) and later > 59.0, "another peer might have admitted it"
 
 
 @pytest.mark.parametrize("seconds, times", [(2.0, 0), (10.0, 1), (40.0, 2)])

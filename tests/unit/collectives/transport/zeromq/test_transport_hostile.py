@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from thinwire.collectives.blocking_work import WORTH
 from thinwire.collectives.transport.circuits.circuits import DialRoute
-from thinwire.collectives.transport.interface import Contact
+from thinwire.collectives.transport.interface import OWN_GATE, SAME_KEY, Contact
 from thinwire.collectives.transport.zeromq.admission import knock
 from thinwire.collectives.transport.zeromq.link import Link, LinkEvents
 from thinwire.collectives.transport.zeromq.sockets.listener import port_of
@@ -112,6 +112,17 @@ def test_gate_of_another_version_is_no_gate_without_an_answer(wire, monkeypatch)
         monkeypatch.setattr(frames, "encode", encode_as_old_gate)
         answer = await refusal(visitor, host, hello=Hello(VERSION - 1, visitor.run_id, visitor.record.wire))
         assert answer == Refuse("version", f"the peer uses protocol version {VERSION - 1}, we use {VERSION}")
+
+    wire.run(work)
+
+
+def test_gate_distinguishes_another_process_with_its_key_from_its_own_visit(wire):
+    async def work():
+        visitor, host = await wire.peer(1), await wire.peer(1)
+        assert visitor.id == host.id
+        assert await refusal(visitor, host) == Refuse("busy", SAME_KEY)
+        assert await refusal(visitor, visitor) == Refuse("busy", OWN_GATE)
+        assert not visitor.hellos and not host.hellos
 
     wire.run(work)
 
