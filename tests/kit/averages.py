@@ -111,8 +111,9 @@ class Group(list):
                 member.transport.learn(other.record)
 
 
-def play(scene, seed=1):
-    return virtual_loop.run(scene(), seed=seed)
+def play(scene, seed=1, limit=3600.0):
+    """Run a scene. `limit`: virtual seconds after which it has failed."""
+    return virtual_loop.run(scene(), seed=seed, limit=limit)
 
 
 def together(members, arrays, **options):
