@@ -25,8 +25,11 @@ TOGETHER = 20
 """Seeds in one test of the soak."""
 
 WAITS = {("delayed-nesterov", 112)}
-"""Seeds in which the results of a vote are lost: the members wait for `exchange.orphan` ("Lost results" in the limits of
-docs/design/agreement.md), and the round after it is a moment later than `Family.stall` allows."""
+"""Seeds in which the results of a vote are lost.
+
+The members wait for `exchange.orphan` ("Lost results" in the limits of docs/design/agreement.md), and the round after it is
+a moment later than `Family.stall` allows.
+"""
 
 OFTEN = ("merge", "powersgd", "translators")
 """Families with a seed in the default suite, because no other test there has as many faults, or address translators."""
