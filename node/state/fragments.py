@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -79,9 +78,9 @@ def fragments_of(manifest: Manifest, layout: Layout) -> tuple[FragmentSpans, ...
 def stages_of(layout: Layout, count: int) -> tuple[FragmentSpans, ...]:
     """Return a model in `count` runs of consecutive layers, see `shares`; the first has the rest.
 
-    The layers are those of `layers_of`. A model with fewer layers: see `parts_of`.
+    Layers and models with fewer of them: see `parts_of`.
     """
-    keys = [key and key[0] for key in layers_of(layout)]
+    keys = [layer_of(piece.name) for piece in layout.pieces]
     layers = sorted({key for key in keys if key is not None})
     if len(layers) < count:
         return parts_of(layout, count)
@@ -98,7 +97,7 @@ def parts_of(layout: Layout, count: int) -> tuple[FragmentSpans, ...]:
     """
     if layout.total < count:
         raise ManifestError(f"outer.fragments is {count}, the model has {layout.total} parameters", "lower it")
-    keys = [_layer(piece.name) for piece in layout.pieces]
+    keys = [layer_of(piece.name) for piece in layout.pieces]
     layers = sorted({key for key in keys if key is not None})
     places = {key: place for place, key in enumerate(layers)}
     if len(layers) + (None in keys) < count:
@@ -151,22 +150,8 @@ def joined(weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     return whole
 
 
-def layers_of(layout: Layout) -> list[tuple[int, str] | None]:
-    """Return the layer of each parameter: its number, and the parameter's name in it.
-
-    None for parameters of no layer. The layers are those of the longest list, such as `blocks` in `blocks.3.norm.weight`.
-    """
-    keys = [_layer(piece.name) for piece in layout.pieces]
-    lists = Counter(name for name, _ in sorted({key for key in keys if key is not None}))
-    longest = lists.most_common(1)[0][0] if lists else ""
-    return [
-        None if key is None or key[0] != longest else (key[1], piece.name.removeprefix(f"{longest}{key[1]}."))
-        for key, piece in zip(keys, layout.pieces, strict=True)
-    ]
-
-
-def _layer(name: str) -> tuple[str, int] | None:
-    """Return prefix and number of the layer that a parameter belongs to; None if it belongs to none."""
+def layer_of(name: str) -> tuple[str, int] | None:
+    """Return the layer of a parameter: ("blocks.", 3) for "blocks.3.norm.weight"; None without a number."""
     match = _LAYER.match(name)
     return (match[1], int(match[2])) if match else None
 

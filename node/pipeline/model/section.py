@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
+from thinwire.node.state.fragments import layer_of
 from thinwire.node.training.models.layered_model import LayeredModel, layered
 from thinwire.node.training.models.transformer import cross_entropy
 from torch import Tensor, nn
@@ -55,23 +56,14 @@ class ModelSection:
         return cross_entropy(self._model.logits(x), targets)
 
 
-def layer_of(name: str, prefix: str) -> int | None:
-    """Return the layer of a module or parameter by its name; None if it belongs to no layer.
-
-    prefix: name of the list of layers.
-    """
-    listed = f"{prefix}."
-    return int(name.removeprefix(listed).partition(".")[0]) if name.startswith(listed) else None
-
-
 def _reduced(model: LayeredModel, layers: range, ends: bool) -> nn.Module:
     """Return a copy of a model's modules: those that are held are shared, the others are empty."""
     shared: dict[int, object] = {}  # what copy.deepcopy takes as copied already
     for name, module in model.module.named_modules(remove_duplicate=False):
         if not name or f"{model.prefix}.".startswith(f"{name}."):
             continue  # the list of layers, and the modules around it
-        layer = layer_of(name, model.prefix)
-        held = ends if layer is None else layer in layers
+        layer = layer_of(f"{name}.")
+        held = ends if layer is None else layer[1] in layers
         empty = not held and any(True for _ in module.parameters())
         shared.setdefault(id(module), nn.Identity() if empty else module)
     shared |= {id(buffer): buffer for buffer in model.module.buffers()}

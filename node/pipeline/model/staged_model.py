@@ -6,10 +6,10 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from thinwire.node.pipeline.model.section import cut, layer_of
-from thinwire.node.state.fragments import fragments_of, shares
+from thinwire.node.pipeline.model.section import cut
+from thinwire.node.state.fragments import fragments_of, layer_of, shares
 from thinwire.node.state.layout import Layout, layout_of
-from thinwire.node.training.models.layered_model import LayeredModel, layered
+from thinwire.node.training.models.layered_model import LayeredModel, whole_model
 from thinwire.node.training.models.transformer import ModelConfig, Transformer, nothing
 from thinwire.node.training.models.user_model import ModelError, make_model, new_model
 from thinwire.swarm.manifest.manifest import Manifest
@@ -29,14 +29,14 @@ class StagedModel:
     @cached_property
     def _outline(self) -> LayeredModel:
         if self._built_in is not None:
-            return layered(Transformer(self._built_in, 0, nothing))
+            return whole_model(Transformer(self._built_in, 0, nothing))
         try:
             with torch.device("meta"):
                 made = new_model(self.manifest, self._named, self.vocab, self._here)
         except ModelError as error:
             hint = f"it must work on torch's meta device ({error.hint})"
             raise ModelError(f"the parameters cannot be counted without memory: {error}", hint) from error
-        return layered(made)
+        return whole_model(made)
 
     @property
     def _built_in(self) -> ModelConfig | None:
@@ -75,7 +75,7 @@ class StagedModel:
         layers = self.layers(stage)
 
         def held(name: str) -> bool:
-            layer = layer_of(name, LayeredModel.prefix)
-            return layer in layers if layer is not None else not stage
+            layer = layer_of(name)
+            return layer[1] in layers if layer is not None else not stage
 
         return Transformer(self._built_in, self.manifest.run.seed, held)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 from thinwire.compression.core.types import Floats
-from thinwire.node.state.fragments import layers_of
+from thinwire.node.state.fragments import layer_of
 from thinwire.node.state.layout import Layout, Piece
 
 LEAST = 1e-4
@@ -62,7 +62,8 @@ def between(
 def _layers(layout: Layout) -> list[dict[str, Piece]]:
     """Return a stage's layers in order, with names inside a layer; parameters of no layer are left out."""
     found: dict[int, dict[str, Piece]] = {}
-    for piece, layer in zip(layout.pieces, layers_of(layout), strict=True):
-        if layer is not None:
-            found.setdefault(layer[0], {})[layer[1]] = piece
+    for piece in layout.pieces:
+        if (layer := layer_of(piece.name)) is not None:
+            name, number = layer
+            found.setdefault(number, {})[piece.name.removeprefix(f"{name}{number}.")] = piece
     return [found[number] for number in sorted(found)]

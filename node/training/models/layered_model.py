@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, cast
 
 import torch
+from thinwire.node.state.fragments import layer_of
 from thinwire.node.training.models.causal_model import logits_of, loss_of
 from thinwire.node.training.models.transformer import cross_entropy
 from thinwire.node.training.models.user_model import ModelError
@@ -115,14 +116,25 @@ def layered(module: nn.Module) -> LayeredModel:
             f"{type(module).__name__} cannot be cut into stages",
             "it needs blocks, embed, through and logits (docs/guides/pipelines.md), or an architecture like Llama or GPT-2",
         )
-    model = kind(module)
-    for name, _ in module.named_parameters():
-        holder = name.rpartition(".")[0]
+    return kind(module)
+
+
+def whole_model(module: nn.Module) -> LayeredModel:
+    """Return a module as a model that can be cut, after a check of its parameters.
+
+    Each belongs to one layer or to a module beside the layers, and its name shows which. Raises ModelError.
+    """
+    model, places = layered(module), dict[int, tuple[str, int] | None]()
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        holder, layer = name.rpartition(".")[0], layer_of(name)
         if not holder or f"{model.prefix}.".startswith(f"{holder}."):
+            raise ModelError(f"the parameter {name} is in no module beside the layers", "put it into a module")
+        if layer is not None and layer[0] != f"{model.prefix}.":
             raise ModelError(
-                f"the parameter {name} belongs neither to a layer nor to a module beside the layers",
-                "put it into a module, such as one of the blocks",
+                f"the parameter {name} is in another list than {model.prefix}", "give the modules of that list names"
             )
+        if places.setdefault(id(parameter), layer) != layer:
+            raise ModelError(f"the parameter {name} is shared between layers", "give each layer separate parameters")
     return model
 
 
@@ -132,7 +144,7 @@ def check_stages(module: nn.Module, manifest: Manifest, vocab: int) -> None:
 
     Its parts have to make the same logits and loss as the model. vocab: token ids of the data. Raises ModelError.
     """
-    model, name, stages = layered(module), type(module).__name__, manifest.pipeline.stages
+    model, name, stages = whole_model(module), type(module).__name__, manifest.pipeline.stages
     if len(model.layers) < stages:
         raise ModelError(f"{name} has {len(model.layers)} layers, and the run {stages} stages", "lower pipeline.stages")
     tokens = torch.arange(manifest.model.context)[None] % vocab

@@ -19,7 +19,7 @@ from thinwire.node.state.fragments import fragments_of
 from thinwire.node.state.layout import layout_of
 from thinwire.node.training.local_learner import build
 from thinwire.node.training.models.causal_model import loss_of
-from thinwire.node.training.models.layered_model import check_stages, layered
+from thinwire.node.training.models.layered_model import check_stages, layered, whole_model
 from thinwire.node.training.models.user_model import ModelError, make_model
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError
 from thinwire.swarm.manifest.parser import parse
@@ -151,10 +151,19 @@ def test_parts_that_differ_from_the_models_forward_are_refused(staged, old, new,
         check_stages(whole_of(model, tmp_path), model.manifest, VOCAB)
 
 
-def test_parameter_outside_of_all_modules_is_refused(staged, tmp_path):
-    code = LAYERED.replace("self.head = ", "self.extra = nn.Parameter(torch.zeros(3))\n        self.head = ")
-    with pytest.raises(ModelError, match="extra belongs neither"):
-        layered(whole_of(staged({}, code), tmp_path))
+@pytest.mark.parametrize(
+    ("added", "match"),
+    [
+        ("self.extra = nn.Parameter(torch.zeros(3))", "extra is in no module beside"),
+        ("self.more = nn.Sequential(nn.Linear(3, 3))", "more.0.* is in another list than blocks"),
+        ("self.blocks[2].linear1.weight = self.blocks[0].linear1.weight", "blocks.2.linear1.weight is shared"),
+        ("self.positions.weight = self.blocks[0].linear1.weight", "blocks.0.linear1.weight is shared"),
+    ],
+)
+def test_parameters_that_belong_to_no_stage_or_to_two_are_refused(staged, added, match, tmp_path):
+    code = LAYERED.replace("self.head = ", f"{added}\n        self.head = ")
+    with pytest.raises(ModelError, match=match):
+        whole_model(whole_of(staged({}, code), tmp_path))
 
 
 def test_function_that_needs_real_tensors_cannot_be_counted(staged):
