@@ -172,9 +172,16 @@ class _PassOn(logging.Handler):
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
-    """Log file that reports a full disk once, without stopping output to the terminal."""
+    """Log file that reports a full disk once, without stopping output to the terminal. It begins again if it is removed."""
 
     warned = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError, ValueError):
+            if self.stream is not None and not os.fstat(self.stream.fileno()).st_nlink:
+                removed, self.stream = self.stream, None  # opened again by the base class, which handles errors
+                removed.close()
+        super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]

@@ -96,13 +96,14 @@ class EventLog:
     def append(self, kind: str, fields: Fields, *, at: float, wall: float) -> bool:
         """Write one event; return False if the disk does not take it.
 
-        A failure increments `lost` and stops nothing.
+        A failure increments `lost` and stops nothing. If the file was removed, a new one begins.
 
         Raises ValueError if a field has a reserved name, and TypeError for values that JSON cannot represent.
         """
         if clash := _OWN & fields.keys():
             raise ValueError(f"an event field must not be named {', '.join(sorted(clash))}")
         line = msgspec.json.encode({"at": at, "wall": wall, "kind": kind, **fields}) + b"\n"
+        self._replace_removed()
         if self._size >= self._full and not self._torn:
             self._divide()
         try:
@@ -120,6 +121,13 @@ class EventLog:
             return False
         self._size += written
         return True
+
+    def _replace_removed(self) -> None:
+        before = self._descriptor
+        with suppress(OSError):
+            if not os.fstat(before).st_nlink:
+                self._open()
+                os.close(before)
 
     def _divide(self) -> None:
         """Move the file away and begin a new one. If the disk refuses, continue, and try again later."""

@@ -82,6 +82,16 @@ def test_unwritable_log_file_is_a_warning(tmp_path, capsys):
     assert LOGGER.level == logging.DEBUG
 
 
+def test_log_file_that_is_removed_begins_again(tmp_path, capsys):
+    set_up_logging("plain", tmp_path / "log")
+    LOGGER.info("before")
+    (tmp_path / "log").unlink()
+    LOGGER.info("after")
+    LOGGER.info("later")
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert [line.split()[-1] for line in lines] == ["after", "later"] and "before" in capsys.readouterr().err
+
+
 def test_log_style_follows_terminal_and_setting(monkeypatch):
     for terminal, expected in ((True, "rich"), (False, "plain")):
         monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)

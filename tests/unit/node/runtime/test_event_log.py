@@ -78,6 +78,20 @@ def test_events_are_read_in_order(tmp_path):
     log.close()
 
 
+def test_removed_event_log_begins_again(tmp_path):
+    path = tmp_path / "run" / "events.jsonl"
+    log = EventLog(path)
+    for kind in ("before", "after", "later"):
+        log.append(kind, {}, at=0, wall=0)
+        if kind == "before":
+            path.unlink()
+    assert kinds(path) == ["after", "later"] and not log.lost
+    path.unlink()
+    path.parent.rmdir()
+    assert log.append("nowhere", {}, at=0, wall=0), "training continues without its folder"
+    log.close()
+
+
 def test_event_field_names_are_kept(tmp_path):
     log = EventLog(tmp_path / "e")
     with pytest.raises(ValueError, match="kind"):
