@@ -36,7 +36,7 @@ EXIT_CODES = {
     "0": "done, or left in order after a first signal",
     "1": "the run or a check failed",
     "2": "usage or configuration; a package is missing; no such run, weights or text here",
-    "3": "could not start here: port, key, device, disk",
+    "3": "could not start here: port, key, device, disk, memory",
     "4": "no swarm reachable, or no daemon here",
     "5": "manifest or protocol mismatch, run.toml has changed, not admitted, banned, or key in use elsewhere",
     "6": "nothing to recover",
@@ -46,6 +46,10 @@ EXIT_CODES = {
 }
 """Exit codes of all commands, as the help and the README list them."""
 
+MEMORY_HINT = (
+    "end other programs, or raise the limit of the shell or the service; the setting gradient_checkpointing saves some; else "
+    "take a smaller model"
+)
 _ROOM = "make room on the disk, or choose another directory with --home DIR"
 _FILES = "raise the limit of open files before you start, for example with `ulimit -n 4096`"
 MACHINE_ERRORS = {
@@ -53,6 +57,7 @@ MACHINE_ERRORS = {
     errno.EDQUOT: _ROOM,
     errno.EACCES: "run the command as the user of this file or directory, or choose another directory with --home DIR",
     errno.EROFS: "choose a directory that can be written with --home DIR",
+    errno.ENOMEM: MEMORY_HINT,
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
     errno.EIO: "check the disk, for example with `dmesg`; or the terminal of the command was closed",
@@ -218,7 +223,20 @@ def _run(arguments: Sequence[str] | None) -> int:
             place = getattr(getattr(error, "ctx", None), "command_path", known)
             tell(mistaken_number(error) or describe(), f"see `{place} --help`")
             return 2
+        if _lacks_memory(error):
+            record_traceback(error, session.log, show=session.debug)
+            tell("there is not enough memory", MEMORY_HINT)
+            return 3
         return _internal(error, session)
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Return True for an allocation that failed: of Python, numpy, or torch, which is not imported here."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"  # torch's, of a GPU
+        or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
+    )
 
 
 def _internal(error: Exception, session: CliSession) -> int:

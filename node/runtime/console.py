@@ -172,7 +172,10 @@ class _PassOn(logging.Handler):
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
-    """Log file that reports a full disk once, without stopping output to the terminal. It begins again if it is removed."""
+    """Log file that reports a full disk once, without stopping output to the terminal.
+
+    It begins again if it is removed.
+    """
 
     warned = False
 

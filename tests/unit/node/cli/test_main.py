@@ -505,6 +505,25 @@ def test_daemon_signals_and_hints_set_exit_code(capsys, home, daemon):
     assert outcome(capsys, "join", INVITE, "--home", home)[0] == 130
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory"),
+        type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_lack_of_memory_is_no_internal_error(capsys, home, daemon, error):
+    def full(*_):
+        raise error
+
+    daemon.join = full
+    code, message, hint = refused(capsys, "join", INVITE, "--home", home)
+    assert code == 3 and "memory" in message and "internal" not in message and "smaller model" in hint
+
+
 def test_closed_stdout_is_no_error(home):
     code = f"import sys; from thinwire.node.cli.main import main; sys.exit(main(['config', 'show', '--home', {str(home)!r}]))"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
