@@ -175,7 +175,7 @@ def _transport_opener(identity: Identity, run_id: bytes, config: Config) -> Open
                 listen=ListenAddress(config.host, port, member_ports(config), advertise),
                 admit=admit,
                 wall=lambda: int(time.time()),
-                up=config.up or 0,
+                up=int(config.up or 0),  # Messages contain it, and refuse a subclass.
                 loan=Loan(config.relay, config.relay_circuits, config.relay_limit),
                 shared=usual_folder() if config.shared_memory else None,
             )

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 
+import msgspec
 import pytest
 from thinwire.collectives.transport.zeromq.sockets.listener import PortTaken
 from thinwire.node.membership.port_file import PortFile
@@ -38,6 +39,22 @@ def opened_at(home, **flags):
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as sock:
         return sock.getsockname()[1]
+
+
+def test_limit_of_the_uplink_is_a_number_that_messages_can_have(tmp_path):
+    """Peers announce at most this limit."""
+
+    async def main():
+        entry = founding(b"", load({"home": tmp_path, "host": "127.0.0.1", "port": 0, "up": "2Mbit/s"}, {}), "run.toml")
+        peer = entry.peer(lambda kind, fields: None)
+        await entry.begin(peer)
+        try:
+            return peer.transport.up_limit
+        finally:
+            await peer.vanish()
+
+    limit = asyncio.run(main())
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(limit)) == 250_000
 
 
 def test_port_of_a_run_is_kept_across_restarts(tmp_path):
