@@ -98,6 +98,8 @@ class Acceptor:
         self.abstains = abstains or self._record.left
         self._heeded, self._heeded_at = BallotCount(views), dict[PeerId, float]()
         self._followed = self._record.promised
+        self._proposed: dict[PeerId, int] = {}
+        """Term of the last proposal of each leader that has counted."""
         views.resume(self.promised.term // LEAP)  # Its terms are in use.
 
     @property
@@ -120,23 +122,28 @@ class Acceptor:
         """Proposal that we voted for last."""
         return self._record.voted
 
-    def follow(
-        self, sender: PeerId, message: Proposal, now: float, justified: Callable[[], bool] = lambda: True
-    ) -> bool:
-        """Follow a proposal; return False if that is not allowed. Its ballot may count in both cases.
+    def counts(self, sender: PeerId, message: Proposal, now: float) -> bool:
+        """Count the ballot of a proposal; return False if the proposal must not be followed.
 
-        The first term belongs to the first member and needs no promises. `justified`: checks those of a later one, which
-        takes time, so it is called last.
+        Its signatures, which take time to check, are not checked here. An honest leader makes one proposal in each ballot,
+        so the first one of a ballot is the only one that counts, whether it is valid or not.
         """
         ballot, first = message.ballot, message.ballot.term == 1
         if sender != ballot.leader or ballot < self.promised or not sound(message, self._terms):
             return False
         if ballot.term < 1 or (first and sender != self._terms.members[0]):
             return False
-        # The promises that justify it prove that its term is in use.
+        if ballot.term <= self._proposed.get(sender, 0):
+            return False
+        # The first term belongs to the first member. The promises that justify a later one prove that it is in use.
         if not (first or ballot == self.promised or self._heed(ballot, now, LAST_TERM)):
             return False
-        if not (first or justified()):
+        self._proposed[sender] = ballot.term
+        return True
+
+    def follow(self, ballot: Ballot) -> bool:
+        """Follow the valid proposal of a ballot; return False if a higher one is promised."""
+        if ballot < self.promised:
             return False
         # In memory only: a peer that restarts has voted for no ballot that it only followed.
         self._followed = ballot

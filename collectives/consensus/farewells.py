@@ -35,8 +35,11 @@ class Farewells:
     def __contains__(self, peer: PeerId) -> bool:
         return peer in self._known
 
-    def add(self, leave: Leave) -> bool:
-        """Add a farewell; return False if it is known, or cannot be right."""
+    def add(self, leave: Leave, genuine: Callable[[Proposal], bool] = lambda voted: True) -> bool:
+        """Add a farewell; return False if it is known, or cannot be right.
+
+        genuine: returns True if an honest peer can have voted for a proposal. That takes time, so it is called last.
+        """
         farewell, peer, proposal, terms = leave.farewell, leave.farewell.peer, leave.voted, self._terms
         if peer in self._known or peer not in terms.members or len(self._known) >= MAX_FAREWELLS:
             return False
@@ -48,7 +51,7 @@ class Farewells:
             return False
         if proposal is not None and proposal.ballot > farewell.promised:
             return False  # A vote is a promise. A ballot that carries this farewell could not be justified.
-        if not self.is_signed(farewell):
+        if not self.is_signed(farewell) or (proposal is not None and not genuine(proposal)):
             return False
         self._known[peer] = leave
         return True

@@ -119,6 +119,10 @@ class Agreement:
         self._turn = Turn(self._electorate, self._acceptor, self._proposer, self.ready, hasty)
         self._complaints = Complaints(terms, self.announcements, barred)
         self._shown: set[tuple[PeerId, Ballot]] = set()
+        self._valid: Proposal | None = None
+        """Valid proposal of another leader that this peer does not follow yet."""
+        self._examined: set[tuple[PeerId, PeerId]] = set()
+        """Senders of farewells whose votes were checked, each with the member that has left."""
         self._out: list[tuple[PeerId | None, Message]] = []
         if self._acceptor.abstains:
             self._electorate.nonvoters.add(self.me)
@@ -350,8 +354,8 @@ class Agreement:
                 if message.voted is not None:
                     self._check.note(message.voted)
                 # Only a vote that counts is worth the time of its check.
-                counts = message.ballot == self._proposer.ballot and sender in self.terms.members
-                if message.voted is None or (counts and self._check.genuine(message.voted)):
+                counts = message.voted is None or self._proposer.expects_vote(sender, message.ballot)
+                if counts and (message.voted is None or self._check.genuine(message.voted)):
                     self._proposer.on_promise(sender, message, signature)
             case Decline():
                 self._proposer.excuse(sender)
@@ -372,19 +376,28 @@ class Agreement:
             self.diverged |= self.announcements.outnumbered
         if self.proposal is not None:
             self.announcements.keep(self.proposal, self._acceptor.voted)
-        if self._check.deferred is not None:
-            self._on_proposal(*self._check.deferred, now)
+        self._follow(now)
 
     def _on_proposal(self, sender: PeerId, message: Propose, now: float) -> None:
-        proposal = message.proposal
-        if not self._check.admits(sender, message, self.proposal):
+        if not self._check.concerns(sender, message, self.proposal):
             return
-        if not self._acceptor.follow(sender, proposal, now, lambda: self._check.justified(message)):
+        # The signatures of one proposal can take a long time, so they are checked once for each ballot that counts.
+        if self._acceptor.counts(sender, message.proposal, now) and self._check.valid(message):
+            self._valid = message.proposal
+            self._follow(now)
+
+    def _follow(self, now: float) -> None:
+        """Follow the last valid proposal, unless this peer does not accept it yet."""
+        proposal = self._valid
+        if proposal is None or not self._check.accepts(proposal):
+            return
+        self._valid = None
+        if not self._acceptor.follow(proposal.ballot):
             return
         self._proposer.follow()
         self.proposal = proposal
         self.announcements.keep(proposal, self._acceptor.voted)
-        self._turn.follow(sender, now)
+        self._turn.follow(proposal.ballot.leader, now)
         for peer, reason in (*self._complaints.unwanted(proposal), *self._complaints.doubted(proposal)):
             self.accuse(peer, reason, now)
 
@@ -450,15 +463,22 @@ class Agreement:
 
     def _on_leave(self, sender: PeerId, message: Leave) -> None:
         """Note a farewell, and pass it on while the round needs it: the peer may not have reached all others."""
-        peer, voted, farewells = message.farewell.peer, message.voted, self._electorate.farewells
+        peer, farewells = message.farewell.peer, self._electorate.farewells
         if self.commit is not None or peer in farewells or peer not in self.terms.members:
             return
-        if not farewells.is_signed(message.farewell):
-            return
-        if (voted is None or self._check.genuine(voted)) and farewells.add(message):
+        if farewells.add(message, lambda proposal: self._examines(sender, peer) and self._check.genuine(proposal)):
             others = self._electorate.live - {self.me, sender, peer}
             self._out += [(other, message) for other in sorted(others)]
             self._proposer.on_peer_lost(peer, self.proposal)
+
+    def _examines(self, sender: PeerId, peer: PeerId) -> bool:
+        """Return True for the first farewell of a member, from each sender, whose vote is checked.
+
+        A liar can sign any number of farewells, each with another vote, and these take long to check.
+        """
+        examined = (sender, peer) in self._examined
+        self._examined.add((sender, peer))
+        return not examined
 
     def _on_vote(self, sender: PeerId, message: Vote, signature: bytes, now: float) -> None:
         if self.proposal is None:

@@ -35,45 +35,58 @@ class ProposalCheck:
     ) -> None:
         self.refused: set[PeerId] = set()
         """Leaders that made a proposal no honest leader makes: they lead no further ballot of this round."""
-        self.deferred: tuple[PeerId, Propose] | None = None
-        """Proposal with newcomers that are not accepted here, and its sender."""
         self._electorate, self._announcements, self._equivocation = electorate, announcements, equivocation
         self._verify = verify
         self._genuine: set[Digest] = set()
         """Names of genuine proposals."""
 
-    def admits(self, sender: PeerId, message: Propose, present: Proposal | None) -> bool:
-        """Return True if a proposal is newer than the present one and valid, its justification aside.
-
-        A proposal with newcomers that are not accepted here is deferred: announcements that endorse them may arrive soon.
-        """
+    def concerns(self, sender: PeerId, message: Propose, present: Proposal | None) -> bool:
+        """Return True if a leader sends a proposal that is newer than the present one, and may lead."""
         proposal = message.proposal
         sealed = self.note(proposal)
         if (present is not None and proposal.ballot <= present.ballot) or sender in self.refused:
             return False
         if sender != proposal.ballot.leader:
             return False  # Another peer has shown it as evidence.
-        first, free = proposal.ballot.term == 1, proposal.adopted is None
+        first = proposal.ballot.term == 1
         if not sealed or bool(message.reports or message.earlier) == first:
             return False
-        if first and not free:
-            return False  # No results exist before the first ballot.
-        if free and not set(proposal.alive).isdisjoint(self._electorate.standing.banned()):
+        return not first or proposal.adopted is None  # No results exist before the first ballot.
+
+    def valid(self, message: Propose) -> bool:
+        """Return True if an honest leader can have made a sound proposal; refuse the leader if none has.
+
+        The promises are checked before the new members: only a leader whose ballot a quorum has promised has those.
+        """
+        proposal = message.proposal
+        if not self._electorate.farewells.valid(proposal):
+            return False  # An honest leader may know keys that this peer does not know yet.
+        if proposal.ballot.term > 1 and not self.justified(message):
             return False
-        genuine = self.genuine(proposal)
-        misplaced = free and proposal.ballot.term <= BALLOTS and self._misplaced(proposal)
-        if misplaced or not (genuine or self._announcements.members_proven(proposal)):
+        if not self._electorate.keeps_enough(proposal):
+            return False
+        if not self.genuine(proposal):
             self.refused.add(proposal.ballot.leader)
             return False
-        if not genuine or not self._electorate.farewells.valid(proposal):
+        return True
+
+    def accepts(self, proposal: Proposal) -> bool:
+        """Return True if this peer knows nothing against the leader and the peers of a valid proposal.
+
+        The answer may change: announcements that endorse newcomers may arrive later.
+        """
+        free = proposal.adopted is None
+        if proposal.ballot.leader in self.refused:
+            return False
+        if free and not set(proposal.alive).isdisjoint(self._electorate.standing.banned()):
+            return False
+        if free and proposal.ballot.term <= BALLOTS and self._misplaced(proposal):
+            self.refused.add(proposal.ballot.leader)
             return False
         # A liar can report a vote for results with any members. With more votes an honest member takes the results, too.
-        if free or not self._electorate.accepted(proposal.sources):
-            if not self._electorate.accepts_newcomers(proposal, self._announcements.newest, voted=not free):
-                self.deferred = sender, message
-                return False
-        self.deferred = None
-        return True
+        if not free and self._electorate.accepted(proposal.sources):
+            return True
+        return self._electorate.accepts_newcomers(proposal, self._announcements.newest, voted=not free)
 
     def justified(self, message: Propose) -> bool:
         """Return True if the value of a proposal follows from its promises; otherwise refuse the leader."""
@@ -107,9 +120,8 @@ class ProposalCheck:
         name = name_of(proposal)
         if name in self._genuine:
             return True
-        terms = self._electorate.terms
-        proven = sound(proposal, terms) and self._announcements.members_proven(proposal)
-        if proven and self._electorate.keeps_enough(proposal):
+        sensible = sound(proposal, self._electorate.terms) and self._electorate.keeps_enough(proposal)
+        if sensible and self._announcements.members_proven(proposal):
             if len(self._genuine) >= MAX_GENUINE:
                 self._genuine.clear()
             self._genuine.add(name)

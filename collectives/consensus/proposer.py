@@ -20,10 +20,10 @@ from thinwire.collectives.consensus.proposal import (
     AcceptedValue,
     adopt,
     fit,
-    name_of,
     new_lives,
     propose,
     sound,
+    vote_for,
     with_absent,
 )
 from thinwire.swarm.messages.registry import (
@@ -79,6 +79,8 @@ class Proposer:
         """Peers to which our last proposal went over a link that is still open."""
         self._asked: set[PeerId] = set()
         """Peers that have not answered our ballot: its Prepare, or the proposal once it is open."""
+        self._voters: set[PeerId] = set()
+        """Members that have answered it with a vote, whether that is valid or not."""
         self._guests: set[PeerId] = set()
         """Peers that have answered it, are ready, and are no members."""
         self._ballots = 0
@@ -157,8 +159,19 @@ class Proposer:
         self.first(promise, signature)
         self.urged, self._prepared_at = False, now
         self._asked, self._guests = self._electorate.live - {self._electorate.me}, set()
+        self._voters.clear()
         # Peers on trial must not hold up a ballot.
         self._asked = {peer for peer in self._asked if not self._electorate.on_trial(peer)}
+
+    def expects_vote(self, sender: PeerId, ballot: Ballot) -> bool:
+        """Return True for a member's first promise with a vote in our ballot.
+
+        An honest peer promises a ballot once.
+        """
+        expected = ballot == self.ballot and sender in self._terms.members and sender not in self._voters
+        if expected:
+            self._voters.add(sender)
+        return expected
 
     def on_promise(self, sender: PeerId, message: Promise, signature: bytes) -> None:
         """Handle an answer to our Prepare; only those of members count."""
@@ -188,10 +201,10 @@ class Proposer:
         """Count a vote; return True if it is the peer's first one, and the commit if a quorum agrees."""
         if self.ballot != message.ballot or proposal.ballot != message.ballot:
             return False, None
-        if sender not in proposal.alive or message.proposal_digest != name_of(proposal):
-            return False, None
         if message.digest is None:
             return False, None  # A leader's statement about its proposal is no vote.
+        if sender not in proposal.alive or message != vote_for(proposal, message.digest):
+            return False, None  # Others could not check its signature.
         self._asked.discard(sender)
         is_first = sender not in self._votes
         self._votes[sender] = (message.digest, signature)

@@ -5,6 +5,7 @@ from __future__ import annotations
 PAXOS, TURN = "collectives/consensus/paxos.py", "collectives/consensus/turn.py"
 PROPOSER, ACCEPTOR = "collectives/consensus/proposer.py", "collectives/consensus/acceptor.py"
 JUSTIFICATION = "collectives/consensus/justification.py"
+PROPOSAL_CHECK = "collectives/consensus/proposal_check.py"
 
 PLANTED: tuple[tuple[str, str, str, str], ...] = (
     # --- what is stored before it is sent
@@ -106,8 +107,8 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
     (
         ACCEPTOR,
         "a proposal below the promise is followed",
-        "if sender != ballot.leader or ballot < self.promised or",
-        "if sender != ballot.leader or",
+        "        if ballot < self.promised:\n            return False\n",
+        "",
     ),
     # --- quorums, and peers without a vote
     (
@@ -156,7 +157,7 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
     (
         PROPOSER,
         "votes for another proposal of the ballot count",
-        "or message.proposal_digest != name_of(proposal):",
+        "or message != vote_for(proposal, message.digest):",
         ":",
     ),
     (
@@ -192,12 +193,22 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
         "(c.proposal.ballot, len(c.voters), c.digest), reverse=True)",
         "(c.proposal.ballot, len(c.voters), c.digest))",
     ),
-    (PAXOS, "proposals need no justification", "lambda: self._check.justified(message))", "lambda: True)"),
-    (PAXOS, "reported votes need no proofs of members", "(counts and self._check.genuine(message.voted))", "counts"),
+    (
+        PROPOSAL_CHECK,
+        "proposals need no justification",
+        "if proposal.ballot.term > 1 and not self.justified(message):",
+        "if not proposal:",
+    ),
+    (
+        PAXOS,
+        "reported votes need no proofs of members",
+        "if counts and (message.voted is None or self._check.genuine(message.voted)):",
+        "if counts:",
+    ),
     (
         PAXOS,
         "farewells with votes need no proofs of members",
-        "if (voted is None or self._check.genuine(voted)) and farewells.add(message):",
+        "if farewells.add(message, lambda proposal: self._examines(sender, peer) and self._check.genuine(proposal)):",
         "if farewells.add(message):",
     ),
     (
@@ -241,8 +252,8 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
     (
         PAXOS,
         "a farewell begins no new ballot",
-        "            self._proposer.on_peer_lost(peer, self.proposal)\n\n    def _on_vote",
-        "\n    def _on_vote",
+        "            self._proposer.on_peer_lost(peer, self.proposal)\n\n    def _examines",
+        "\n    def _examines",
     ),
     (
         TURN,

@@ -57,6 +57,11 @@ def prepare(term, leader):
     return Prepare(5, 0, Ballot(term, leader))
 
 
+def follows(acceptor, sender, proposal):
+    """Let an acceptor follow a valid proposal; return True if it does."""
+    return acceptor.counts(sender, proposal, 0.0) and acceptor.follow(proposal.ballot)
+
+
 def test_acceptor_without_a_promise_has_no_leader_and_no_vote():
     acceptor = acceptor_of()
     assert acceptor.leader == b"" and acceptor.voted is None
@@ -158,7 +163,7 @@ def test_heeds_no_term_above_the_last_one():
 
 def test_follows_a_justified_proposal_of_any_term():
     """Its promises prove that the term is in use. A peer that has restarted follows the others like that."""
-    assert acceptor_of().follow(SECOND, proposal_of(10 * LEAP, SECOND), 0.0)
+    assert follows(acceptor_of(), SECOND, proposal_of(10 * LEAP, SECOND))
 
 
 def test_ballots_of_the_member_with_precedence_are_counted_again_in_its_view():
@@ -205,28 +210,46 @@ def test_trusts_a_peer_until_it_has_begun_more_ballots_than_an_honest_one():
 
 
 def test_follows_the_first_term_only_from_the_first_member():
-    assert acceptor_of().follow(FIRST, proposal_of(1), 0.0)
-    assert not acceptor_of().follow(SECOND, proposal_of(1, SECOND), 0.0)
-    assert not acceptor_of().follow(SECOND, proposal_of(1), 0.0), "sent by another peer than its leader"
-    assert not acceptor_of().follow(FIRST, proposal_of(0), 0.0)
+    assert follows(acceptor_of(), FIRST, proposal_of(1))
+    assert not follows(acceptor_of(), SECOND, proposal_of(1, SECOND))
+    assert not follows(acceptor_of(), SECOND, proposal_of(1)), "sent by another peer than its leader"
+    assert not follows(acceptor_of(), FIRST, proposal_of(0))
 
 
-def test_follows_a_later_term_only_if_it_is_justified():
+def test_only_the_first_proposal_of_a_ballot_counts():
+    """A liar could otherwise have the signatures of any number of proposals checked."""
+    for term, leader in ((1, FIRST), (2, SECOND)):
+        acceptor = acceptor_of()
+        assert acceptor.counts(leader, proposal_of(term, leader), 0.0)
+        assert not acceptor.counts(leader, proposal_of(term, leader), 100.0)
+        acceptor.promise(Ballot(term, leader))
+        assert not acceptor.counts(leader, proposal_of(term, leader), 200.0)
+        assert acceptor.counts(leader, proposal_of(term + 1, leader), 300.0)
+        assert acceptor.counts(THIRD, proposal_of(term + 1, THIRD), 300.0)
+
+
+def test_counted_ballot_is_not_promised_until_it_is_followed():
     acceptor = acceptor_of()
-    assert not acceptor.follow(SECOND, proposal_of(2, SECOND), 0.0, lambda: False) and acceptor.promised.term == 0
-    assert acceptor.follow(SECOND, proposal_of(2, SECOND), 0.0, lambda: True)
+    assert acceptor.counts(SECOND, proposal_of(2, SECOND), 0.0) and acceptor.promised.term == 0
+    assert acceptor.follow(Ballot(2, SECOND)) and acceptor.promised == Ballot(2, SECOND)
+
+
+def test_counted_ballot_is_not_followed_once_a_higher_one_is_promised():
+    acceptor = acceptor_of()
+    assert acceptor.counts(SECOND, proposal_of(2, SECOND), 0.0)
+    acceptor.promise(Ballot(2, THIRD))
+    assert not acceptor.follow(Ballot(2, SECOND)) and acceptor.promised == Ballot(2, THIRD)
 
 
 def test_follows_a_later_term_when_promised_or_heeded_and_never_below_the_promise():
     acceptor = acceptor_of()
-    assert not acceptor.follow(FIRST, proposal_of(2, SECOND), 0.0) and not acceptor.follow(
-        THIRD, proposal_of(2, SECOND), 0.0
-    )
-    assert acceptor.follow(SECOND, proposal_of(2, SECOND), 0.0)
+    assert not follows(acceptor, FIRST, proposal_of(2, SECOND))
+    assert not follows(acceptor, THIRD, proposal_of(2, SECOND))
+    assert follows(acceptor, SECOND, proposal_of(2, SECOND))
     acceptor.promise(Ballot(3, THIRD))
-    assert acceptor.follow(THIRD, proposal_of(3, THIRD), 0.0)
-    assert not acceptor.follow(SECOND, proposal_of(2, SECOND), 0.0)
-    assert not acceptor.follow(FIRST, proposal_of(1), 0.0)
+    assert follows(acceptor, THIRD, proposal_of(3, THIRD))
+    assert not follows(acceptor, SECOND, proposal_of(2, SECOND))
+    assert not follows(acceptor, FIRST, proposal_of(1))
 
 
 def test_follows_a_promised_ballot_although_its_leader_has_begun_too_many():
@@ -234,8 +257,8 @@ def test_follows_a_promised_ballot_although_its_leader_has_begun_too_many():
     for term in range(2, 3 + BALLOTS):
         acceptor.heed(SECOND, prepare(term, SECOND), 0.0)
     acceptor.promise(Ballot(9, SECOND))
-    assert acceptor.follow(SECOND, proposal_of(9, SECOND), 0.0)
-    assert not acceptor.follow(SECOND, proposal_of(10, SECOND), 0.0)
+    assert follows(acceptor, SECOND, proposal_of(9, SECOND))
+    assert not follows(acceptor, SECOND, proposal_of(10, SECOND))
 
 
 @pytest.mark.parametrize("term", [1, 4])
@@ -251,18 +274,18 @@ def test_follows_a_promised_ballot_although_its_leader_has_begun_too_many():
 )
 def test_follows_no_ballot_of_another_electorate(electorate, term):
     """Its vote would prove the ballot to peers that count the quorum over the other electorate."""
-    assert acceptor_of().follow(FIRST, proposal_of(term), 0.0)
+    assert follows(acceptor_of(), FIRST, proposal_of(term))
     acceptor = acceptor_of()
-    assert not acceptor.follow(FIRST, proposal_of(term, electorate=electorate), 0.0)
+    assert not follows(acceptor, FIRST, proposal_of(term, electorate=electorate))
     assert acceptor.promised.term == 0
 
 
 @pytest.mark.parametrize("changes", [{"lives": {THIRD: b"x" * LIFE}}, {"seniors": (THIRD, FIRST, SECOND)}])
 def test_follows_the_electorate_of_its_lives_and_seniors(changes):
     electorate = terms(**changes).electorate
-    assert acceptor_of(**changes).follow(FIRST, proposal_of(1, electorate=electorate), 0.0)
-    assert not acceptor_of(**changes).follow(FIRST, proposal_of(1), 0.0)
-    assert not acceptor_of().follow(FIRST, proposal_of(1, electorate=electorate), 0.0)
+    assert follows(acceptor_of(**changes), FIRST, proposal_of(1, electorate=electorate))
+    assert not follows(acceptor_of(**changes), FIRST, proposal_of(1))
+    assert not follows(acceptor_of(), FIRST, proposal_of(1, electorate=electorate))
 
 
 def test_rest_is_zero_at_first_then_doubles_up_to_its_bound():
@@ -274,9 +297,8 @@ def test_follows_the_first_term_from_the_first_in_leader_order_not_in_peer_order
     reordered = RoundTerms(5, 0, (SECOND, FIRST, THIRD), BASE, PLAN, max_weight=100, patience=PATIENCE)
     for peer in MEMBERS:
         first = proposal_of(1, peer, reordered.electorate)
-        assert Acceptor(reordered, MemoryVoteStore(), views_of(reordered), abstains=False).follow(peer, first, 0.0) == (
-            peer == SECOND
-        )
+        acceptor = Acceptor(reordered, MemoryVoteStore(), views_of(reordered), abstains=False)
+        assert follows(acceptor, peer, first) == (peer == SECOND)
 
 
 # --- durable before it is sent
@@ -302,7 +324,7 @@ def test_vote_above_the_promise_is_stored_as_a_promise_too():
 def test_followed_ballot_without_a_vote_is_not_stored():
     """A restarted peer has voted for no ballot that it only followed, so it may promise or follow any."""
     acceptor = acceptor_of(store := MemoryVoteStore())
-    assert acceptor.follow(SECOND, proposal_of(2, SECOND), 0.0)
+    assert follows(acceptor, SECOND, proposal_of(2, SECOND))
     assert store.record is None and acceptor.promised == Ballot(2, SECOND)
 
 
@@ -314,7 +336,7 @@ def test_restarted_peer_remembers_its_promise_and_vote_and_votes_no_lower_ballot
     after = acceptor_of(store)
     assert not after.abstains and after.promised == Ballot(3, SECOND) and after.voted == proposal_of(1)
     assert not after.vote(proposal_of(2, THIRD), OTHER) and not after.vote(proposal_of(1), OTHER)
-    assert not after.follow(THIRD, proposal_of(2, THIRD), 0.0)
+    assert not follows(after, THIRD, proposal_of(2, THIRD))
     assert not after.heed(SECOND, prepare(3, SECOND), 0.0)
     assert after.vote(proposal_of(3, SECOND), OTHER)
     assert acceptor_of(store).promise(Ballot(9, THIRD)).voted == proposal_of(3, SECOND)

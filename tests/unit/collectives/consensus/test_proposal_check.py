@@ -60,7 +60,8 @@ class Scene:
         """Check a proposal; above the first ballot three members have promised and have not voted."""
         later = proposal.ballot.term > 1
         message = freely(proposal, IDS[:3], sign) if later else Propose(proposal)
-        return self.check.admits(sender, message, present)
+        concerns = self.check.concerns(sender, message, present)
+        return concerns and self.check.valid(message) and self.check.accepts(proposal)
 
 
 def proposal_of(term=1, peers=IDS, contributors=IDS, seal=None, **changes):

@@ -11,7 +11,7 @@ from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, name_of, vote_for
 from thinwire.collectives.consensus.proposer import Proposer
-from thinwire.swarm.messages.registry import Ballot, Blame, Contribution, Promise, Proposal, Ready, Vote
+from thinwire.swarm.messages.registry import LIFE, Ballot, Blame, Contribution, Promise, Proposal, Ready, Vote
 
 IDS = [bytes([n]) * 32 for n in range(5)]
 ME = IDS[3]
@@ -283,7 +283,7 @@ def test_votes_of_a_quorum_for_one_digest_commit(different):
 
 @pytest.mark.parametrize("term", [2, 3, 4])
 @pytest.mark.parametrize(
-    "case", ["ballot", "ballot of the proposal", "not alive", "low name", "high name", "no digest"]
+    "case", ["ballot", "ballot of the proposal", "not alive", "low name", "high name", "no digest", "lineage"]
 )
 def test_vote_for_another_proposal_or_of_another_peer_is_ignored(case, term):
     proposer, other = prepared(), Ballot(term, IDS[2] if term == 3 else ME)
@@ -291,7 +291,8 @@ def test_vote_for_another_proposal_or_of_another_peer_is_ignored(case, term):
     voted = other if case == "ballot" else Ballot(3, ME)
     name = {"low name": bytes(32), "high name": b"\xff" * 32}.get(case, name_of(proposal))
     sender = IDS[0] if case == "not alive" else IDS[1]
-    vote = Vote(5, 0, voted, name, None if case == "no digest" else RESULTS)
+    lineage = b"l" * LIFE if case == "lineage" else proposal.lineage  # Its signature would prove no vote.
+    vote = Vote(5, 0, voted, name, None if case == "no digest" else RESULTS, lineage)
     assert proposer.on_vote(sender, vote, b"s" * 64, proposal) == (False, None)
 
 

@@ -309,9 +309,8 @@ def test_leader_ignores_a_vote_for_members_that_have_not_announced_themselves(me
 
 @GHOSTS
 def test_farewell_with_a_vote_for_members_that_have_not_announced_themselves_is_ignored(members, lives):
-    one = agreement(ME, THREE)
     for signer in (LIAR, None):
-        voted = voted_for(members, lives, signer=signer)
+        one, voted = agreement(ME, THREE), voted_for(members, lives, signer=signer)
         leave = leaving(LIAR, FIRST, voted, RESULTS, lineage=TERMS.lineage, sign=partial(sign, LIAR))
         one.on_message(LIAR, leave, sign(LIAR, leave), 0.1)
         passed_on = [message for _, message in one.take() if isinstance(message, Leave)]
