@@ -28,6 +28,10 @@ Verify = Callable[[PeerId, Message, bytes], bool]
 """Checks the signature of a peer under a message."""
 
 
+Admits = Callable[[PeerId, bytes], bool]
+"""Returns True if the run admits a peer with this admission token, see `PeerStanding.is_admitted`."""
+
+
 @lru_cache(maxsize=1024)
 def name_of_fork(fork: Fork) -> bytes:
     """Return the name of the lineage that begins with this fork, LIFE bytes."""
@@ -42,6 +46,11 @@ def lineage_of(chain: Chain) -> bytes:
 def founders_of(fork: Fork) -> list[tuple[PeerId, bytes]]:
     """Return the founders of a lineage and their lives."""
     return [(peer, fork.lives[LIFE * at : LIFE * (at + 1)]) for at, peer in enumerate(fork.members)]
+
+
+def new_founders(fork: Fork) -> list[PeerId]:
+    """Return the founders of a lineage that are not members of its parent."""
+    return [peer for peer in fork.members if peer not in fork.before]
 
 
 def newest_round(entry: ChainEntry) -> int:
@@ -125,13 +134,18 @@ def by_strangers(parent: ChainEntry, child: ChainEntry) -> bool:
     return 0 < fork.round == newest_round(parent) and set(fork.members).isdisjoint(fork.before)
 
 
-def proved(fork: Fork, fragment: int, verify: Verify) -> bool:
-    """Return True if all founders of a lineage have signed its fork."""
-    count = len(fork.members)
+def proved(fork: Fork, fragment: int, verify: Verify, admits: Admits) -> bool:
+    """Return True if all founders of a lineage have signed its fork, and the run admits each of them.
+
+    The members of the parent lineage were admitted before.
+    """
+    count, new = len(fork.members), new_founders(fork)
     return (
         list(fork.members) == sorted(set(fork.members))
         and len(fork.lives) == LIFE * count
         and len(fork.signatures) == count
+        and len(fork.tokens) == len(new)
+        and all(map(admits, new, fork.tokens))
         and all(
             verify(peer, Found(fork.round, fragment, fork.base, fork.members, life), signature)
             for (peer, life), signature in zip(founders_of(fork), fork.signatures, strict=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+import msgspec
+from thinwire.swarm.lineage import new_founders
 from thinwire.swarm.messages.registry import LIFE, Digest, Fork, Found, Message, PeerId
 
 DISAGREE = 3
@@ -17,7 +19,7 @@ class Founding:
     have stated the same state. After `until` they are only peers that have stated it and have named all others. The lineage
     begins when all founders have stated the same; if none of them is a member, not before `until`, because these peers learn of
     each other only by their statements. base: digest of the state after `round`. before: members of the parent lineage.
-    key_of: returns the public key of a peer.
+    key_of, token_of: return the public key of a peer, and its admission token.
     """
 
     def __init__(
@@ -30,9 +32,10 @@ class Founding:
         life: bytes,
         sign: Callable[[Message], bytes],
         key_of: Callable[[PeerId], bytes | None],
+        token_of: Callable[[PeerId], bytes],
     ) -> None:
         self.me, self.round, self.fragment, self.base, self.before = me, round, fragment, base, tuple(before)
-        self.life, self._sign, self._key_of = life, sign, key_of
+        self.life, self._sign, self._key_of, self._token_of = life, sign, key_of, token_of
         self.stated: dict[PeerId, tuple[Found, bytes]] = {}
         """Statements of peers about the same state, and their signatures."""
         self._excluded: set[PeerId] = set()
@@ -97,4 +100,5 @@ class Founding:
         lives = b"".join(self.stated[peer][0].life for peer in members)
         signatures = tuple(self.stated[peer][1] for peer in members)
         keys = tuple(key for peer in members if (key := self._key_of(peer)) is not None)
-        return Fork(self.round, self.base, self.before, members, lives, signatures, keys)
+        fork = Fork(self.round, self.base, self.before, members, lives, signatures, keys)
+        return msgspec.structs.replace(fork, tokens=tuple(map(self._token_of, new_founders(fork))))

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import msgspec
 from thinwire.collectives.consensus.certificates import voters
 from thinwire.collectives.consensus.members.lives import electorate_digest, lives_of, next_members
-from thinwire.swarm.lineage import Verify, founders_of, name_of_fork, proved
+from thinwire.swarm.lineage import Admits, Verify, founders_of, name_of_fork, proved
 from thinwire.swarm.messages import wire_form
 from thinwire.swarm.messages.registry import (
     LIFE,
@@ -38,6 +38,9 @@ from thinwire.swarm.messages.registry import (
 
 SCANNED, OPENED = 1 << 16, 64
 """Bytes of a chain that are scanned, and ids that are opened, in the time of one check of a signature."""
+
+GRANTS = 2
+"""Signatures of a usual admission token."""
 
 WithKeys = Callable[[tuple[bytes, ...]], Verify]
 """Returns a function that checks signatures, also of the owners of these public keys."""
@@ -128,7 +131,14 @@ def decoded(data: bytes) -> Generator[float, None, Chain | None]:
 
 
 def checked(
-    chain: Chain, fragment: int, trusted: Trusted, *, fraction: float, verifier: WithKeys, gaps: bool = False
+    chain: Chain,
+    fragment: int,
+    trusted: Trusted,
+    *,
+    fraction: float,
+    verifier: WithKeys,
+    admits: Admits,
+    gaps: bool = False,
 ) -> Proving:
     """Check a chain part by part; return what it proves. The whole takes seconds if the chain is long.
 
@@ -145,8 +155,8 @@ def checked(
             return None
         if not gaps and fork.round != (0 if here is None else here.round):
             return None
-        yield len(fork.signatures)
-        if not proved(fork, fragment, verifier(fork.keys)):
+        yield len(fork.signatures) + GRANTS * len(fork.tokens)
+        if not proved(fork, fragment, verifier(fork.keys), admits):
             return None
         here = _start(fork)
         for certificate in entry.certificates:

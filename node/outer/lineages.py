@@ -15,6 +15,7 @@ from thinwire.swarm.lineage import (
     descends,
     later,
     lineage_of,
+    new_founders,
     newest_round,
     prevails,
     shared,
@@ -40,7 +41,6 @@ class Lineages:
         founder: bytes,
     ) -> None:
         presence = rounds.presence
-        self._roster = presence.roster
         self._replica, self._fragment, self._now, self._received = rounds.replica, rounds.fragment, rounds.now, chains
         self._live, self._send_queue, self._me = presence.live, presence.send_queue, presence.roster.record.peer_id
         self._current, self._quorum_wait, self._states, self._founder = rounds.current, quorum_wait, states, founder
@@ -178,7 +178,7 @@ class Lineages:
     def adoptable(self) -> Fork | None:
         """Return the fork of a prevailing lineage that was founded with our state; the next tick takes it up.
 
-        Its founders must be known here: a fork has no admission tokens, and a liar could have made up any number of keys.
+        Members do not take up one that was founded with newcomers on trial.
         """
         ours = self._replica.chain
         for peer in sorted(self.prevailing()) if self._quorum_wait.since is not None else ():
@@ -187,6 +187,7 @@ class Lineages:
             begins_with_ours = (
                 len(chain) == shared(chain, ours) + 1 == len(ours) + 1 and fork.base == self._replica.digest
             )
-            if begins_with_ours and all(one in fork.before or self._roster.peers.key_of(one) for one in fork.members):
+            trial = any(map(self._current().agreement.on_trial, new_founders(fork)))
+            if begins_with_ours and not (trial and self._me in fork.before):
                 return fork
         return None

@@ -26,8 +26,8 @@ SETTLE = 1.0
 class OwnLineage:
     """Lineage of one peer's replica, and the founding of the next one with the reachable peers.
 
-    `lineages`: those of other peers. `quorum_wait`: ends when a lineage is founded. `votes`: the store of our votes. `founded`:
-    called with the fork of a lineage that this peer and others have founded.
+    `lineages`: those of other peers. `quorum_wait`: ends when a lineage is founded. token_of: returns the admission token of a
+    peer. `votes`: the store of our votes. `founded`: called with the fork of a lineage that this peer and others have founded.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class OwnLineage:
         *,
         emit: Emit,
         keyring: Keyring,
+        token_of: Callable[[PeerId], bytes],
         votes: VoteStore,
         founded: Callable[[Fork], None],
     ) -> None:
@@ -46,7 +47,7 @@ class OwnLineage:
         self._now, self._current = rounds.now, rounds.current
         self._live, self._send_queue, self._me = presence.live, presence.send_queue, presence.roster.record.peer_id
         self._lineages, self._quorum_wait, self._emit = lineages, quorum_wait, emit
-        self._keyring, self._votes, self._founded = keyring, votes, founded
+        self._keyring, self._token_of, self._votes, self._founded = keyring, token_of, votes, founded
         self._founding: Founding | None = None
         self._missing = (0, False), 0.0
         """Results that the round in progress lacks, True if it lacks claims, and the time since which it does."""
@@ -123,7 +124,8 @@ class OwnLineage:
         replica = self._replica
         if self._founding is None or self._founding.base != replica.digest:
             place = replica.round, self._fragment, replica.digest, replica.members
-            self._founding = Founding(self._me, *place, self._votes.life, self._keyring.sign, self._keyring.key_of)
+            proofs = self._keyring.sign, self._keyring.key_of, self._token_of
+            self._founding = Founding(self._me, *place, self._votes.life, *proofs)
         return self._founding
 
     def _begin(self, fork: Fork) -> None:
@@ -160,9 +162,9 @@ def check_votes(replica: Replica, votes: VoteStore, me: PeerId) -> bool:
 
 
 def continue_alone(
-    replica: Replica, fragment: int, votes: VoteStore, keyring: Keyring, *, ahead: bool = False
+    replica: Replica, fragment: int, votes: VoteStore, keyring: Keyring, token: bytes, *, ahead: bool = False
 ) -> Fork | None:
-    """Make this peer, whose keyring is given, the only member. Runs in `work`.
+    """Make this peer, whose keyring and admission token are given, the only member. Runs in `work`.
 
     Return the fork of the lineage if that is not the first one. No lineage is needed if the peer is the only member already,
     or in methods without agreement. A lineage is needed in any case if this peer has been further (`ahead`), because repeated
@@ -180,7 +182,7 @@ def continue_alone(
         return None
     votes.renew()
     place = replica.round, fragment, replica.digest, replica.members
-    founding = Founding(me, *place, votes.life, keyring.sign, keyring.key_of)
+    founding = Founding(me, *place, votes.life, keyring.sign, keyring.key_of, lambda peer: token)
     founding.update(0.0, (), (), 0.0)
     fork = founding.fork
     assert fork is not None

@@ -81,7 +81,13 @@ class RoundSession(ReplicaSession):
         self._own_contributions = self.starter.verification.own_contributions
         self.trials = self.starter.verification.trials
         self.chains = ReceivedChains(
-            partial(checked, fraction=manifest.quorum, verifier=self.factory.keyring.with_keys, gaps=self._staged),
+            partial(
+                checked,
+                fraction=manifest.quorum,
+                verifier=self.factory.keyring.with_keys,
+                admits=self.roster.is_admitted,
+                gaps=self._staged,
+            ),
             self.presence.chains,
         )
         """Chains that other peers have sent."""
@@ -154,6 +160,7 @@ class RoundSession(ReplicaSession):
             self.quorum_wait,
             emit=self._emit,
             keyring=self.factory.keyring,
+            token_of=self.roster.token_of,
             votes=self.votes,
             founded=self._founded,
         )
@@ -341,7 +348,8 @@ class RoundSession(ReplicaSession):
         def alone() -> Fork | None:
             change()
             place = self.replica, self.fragment, self.votes
-            return continue_alone(*place, self.factory.keyring, ahead=self.starter.ahead)
+            ours = self.factory.keyring, self.roster.record.token
+            return continue_alone(*place, *ours, ahead=self.starter.ahead)
 
         if (fork := await self.change(work, alone)) is not None:
             report(fork, self._emit)

@@ -248,9 +248,9 @@ class Peer:
     async def _forks(self, votes: Mapping[int, VoteFile], work: Work) -> list[Fork]:
         """Return the forks with which this peer continues alone, see `continue_alone`."""
         forks: list[Fork] = []
-        keyring = Keyring(self.identity, self.run_id, lambda peer: None)
+        keyring, token = Keyring(self.identity, self.run_id, lambda peer: None), self.presence.roster.record.token
         for number, replica, _ in self.replica.each(self.layout):
-            begin_alone = partial(continue_alone, replica, number, votes[number], keyring)
+            begin_alone = partial(continue_alone, replica, number, votes[number], keyring, token)
             if (fork := await work(begin_alone)) is not None:
                 forks.append(fork)
         return forks

@@ -12,7 +12,7 @@ from blake3 import blake3
 from msgspec import Meta
 from thinwire.swarm.identity.identity import Identity, peer_id_of, short, verify
 
-FORMAT = 4
+FORMAT = 5
 """Version of the checkpoint format; the error for another version names both numbers."""
 
 CHUNK_BYTES = 4 << 20

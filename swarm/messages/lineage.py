@@ -12,7 +12,7 @@ from msgspec import Meta
 from thinwire.swarm.messages.agreement import Commit, Keys, Vote
 from thinwire.swarm.messages.announcement import Announced
 from thinwire.swarm.messages.base import LIFE, MAX_GROUP, U16, U32, Digest, Id, Message, Signature
-from thinwire.swarm.messages.proposal import Lineage
+from thinwire.swarm.messages.proposal import Lineage, Token
 
 CHAIN_BYTES = 4 << 20
 """Maximum number of bytes of an encoded chain in a message."""
@@ -26,7 +26,8 @@ class Fork(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=T
 
     round: last round of the parent lineage that the lineage contains. base: digest of the state after it, which covers the
     parent lineage and `before`, its members (not signed). members (sorted), lives: founders of the lineage, and LIFE bytes
-    for each. signatures: of each founder's Found with these values. keys: public keys of the founders.
+    for each. signatures: of each founder's Found with these values. keys: public keys of the founders. tokens: admission tokens
+    of the founders that are not in `before`, in their order.
     The first lineage of a run has round 0, no members before it, and the founder of the run.
     """
 
@@ -37,6 +38,7 @@ class Fork(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=T
     lives: Annotated[bytes, Meta(max_length=LIFE * MAX_GROUP)]
     signatures: Annotated[tuple[Signature, ...], Meta(max_length=MAX_GROUP)]
     keys: Keys = ()
+    tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_GROUP)] = ()
 
 
 class Found(Message, frozen=True):

@@ -31,6 +31,9 @@ Bits = Annotated[bytes, Meta(max_length=MAX_NAMED // 8)]
 Unused bits are 0.
 """
 
+Token = Annotated[bytes, Meta(max_length=MAX_TOKEN)]
+"""Encoded admission token of a peer; empty: none."""
+
 Lineage = Annotated[bytes, Meta(max_length=LIFE)]
 """Name of a lineage, LIFE bytes, see swarm/lineage.py; empty without a state."""
 
@@ -95,7 +98,7 @@ class MemberProof(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
     announced: Digest
     key: Id
     signature: Annotated[bytes, Meta(max_length=64)]
-    token: Annotated[bytes, Meta(max_length=MAX_TOKEN)] = b""
+    token: Token = b""
 
 
 class Proposal(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, dict=True):

@@ -232,7 +232,7 @@ __all__ = [
     "Welcome",
 ]
 
-VERSION = 19
+VERSION = 20
 """Version of the wire protocol. Peers of another version are refused; the error names both numbers."""
 
 _NUMBERED: list[type[Message] | None] = [

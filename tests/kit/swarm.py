@@ -252,7 +252,8 @@ class Swarm:
                 for identity, life in zip(identities, lives, strict=True)
             )
             keys = tuple(identity.public_key for identity in identities)
-            self._fork = Fork(0, base, (), members, b"".join(lives), signatures, keys)
+            tokens = (b"",) * len(members)
+            self._fork = Fork(0, base, (), members, b"".join(lives), signatures, keys, tokens)
         return self._fork
 
     def site(self, index: int) -> str:

@@ -15,6 +15,7 @@ from thinwire.collectives.consensus.proposal import vote_for
 from thinwire.collectives.state_sync.offer_search import Accept
 from thinwire.collectives.state_sync.state_offers import Offered, ReceivedChain, ReceivedChains, unchecked, vouched
 from thinwire.swarm.frame import Frame
+from thinwire.swarm.lineage import new_founders
 from thinwire.swarm.messages.registry import (
     Ballot,
     Certificate,
@@ -83,7 +84,18 @@ def fork_of(round: int, base: bytes, before: Sequence[PeerId], founders: Lives) 
     """Return the fork of a lineage, signed by all its founders."""
     members = tuple(sorted(founders))
     signatures = tuple(sign(peer, Found(round, 0, base, members, founders[peer])) for peer in members)
-    return Fork(round, base, tuple(before), members, b"".join(founders[peer] for peer in members), signatures)
+    lives = b"".join(founders[peer] for peer in members)
+    return with_tokens(Fork(round, base, tuple(before), members, lives, signatures))
+
+
+def with_tokens(fork: Fork) -> Fork:
+    """Return a fork with the admission tokens of its new founders, see `admits`."""
+    return msgspec.structs.replace(fork, tokens=tuple(new_founders(fork)))
+
+
+def admits(peer: PeerId, token: bytes) -> bool:
+    """Admit a peer whose token is its id."""
+    return token == peer
 
 
 Result = TypeVar("Result")
@@ -100,7 +112,7 @@ def result_of(parts: Generator[object, None, Result]) -> Result:
 
 def proven(chain: Chain, fragment: int, trusted: Trusted, **terms: Any) -> Configuration | None:
     """Return what a chain proves, see `checked`."""
-    return result_of(checked(chain, fragment, trusted, **terms))
+    return result_of(checked(chain, fragment, trusted, admits=admits, **terms))
 
 
 def proved_by(chains: ReceivedChains, chain: Chain, trusted: Trusted = lambda fork: True) -> Configuration | None:

@@ -6,7 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
-from kit.outer.chains import certificate, fork_of, sign, verify
+from kit.outer.chains import admits, certificate, fork_of, sign, verify, with_tokens
 from kit.rounds.fake_keys import FakeKeys
 from thinwire.collectives.blocking_work import RationedWork
 from thinwire.collectives.consensus.chain import checked, decode, encode, extended, founded
@@ -85,10 +85,10 @@ class Scene:
     """Peer `me` after round ROUND, with links to `live`.
 
     `sent`: (peer, message); `told`: (peer, Head, chain); `events`: (name, fields). `verified`: number of checked signatures of
-    chains. `unknown`: peers without a record here.
+    chains.
     """
 
-    def __init__(self, live=IDS, *, me=ME, orphan=ORPHAN, patience=PATIENCE, round=ROUND, founder=b"", unknown=()):
+    def __init__(self, live=IDS, *, me=ME, orphan=ORPHAN, patience=PATIENCE, round=ROUND, founder=b""):
         self.now, self.sent, self.told, self.events, self.me, self.patience = 0.0, [], [], [], me, patience
         self.states, self.waiting, self.verified = SimpleNamespace(entered=True), 0, 0
         self.replica, self.store, self.live = replica_after(round), Store(me), set(live) - {me}
@@ -100,10 +100,7 @@ class Scene:
                 bulk=lambda to, frame, requested: self.told.append((to, frame.message, decode(frame.payload))),
                 requested=lambda to, kind, fragment: self.waiting,
             ),
-            roster=SimpleNamespace(
-                record=SimpleNamespace(peer_id=me),
-                peers=SimpleNamespace(key_of=lambda peer: None if peer in unknown else peer),
-            ),
+            roster=SimpleNamespace(record=SimpleNamespace(peer_id=me)),
         )
         self.current = self.next_round()
         self.quorum_wait = QuorumWait(orphan, now=lambda: self.now, current=lambda: self.current)
@@ -116,7 +113,7 @@ class Scene:
         )
         self.lineages = Lineages(
             rounds,
-            chains=ReceivedChains(partial(checked, fraction=0.5, verifier=lambda keys: self._verify)),
+            chains=ReceivedChains(partial(checked, fraction=0.5, verifier=lambda keys: self._verify, admits=admits)),
             quorum_wait=self.quorum_wait,
             states=self.states,
             founder=founder,
@@ -127,6 +124,7 @@ class Scene:
             self.quorum_wait,
             emit=lambda name, fields: self.events.append((name, fields)),
             keyring=SimpleNamespace(sign=lambda message: sign(me, message), key_of=lambda peer: None),
+            token_of=lambda peer: peer,
             votes=self.store,
             founded=self.founded,
         )
@@ -227,7 +225,7 @@ def branch(*members, chain=FIRST, round=ROUND, base=None, before=IDS):
     members = tuple(sorted(members))
     base = replica_after(ROUND).digest if base is None else base
     signatures = tuple(sign(peer, Found(round, 0, base, members, life(peer))) for peer in members)
-    return founded(chain, Fork(round, base, before, members, lives(*members), signatures))
+    return founded(chain, with_tokens(Fork(round, base, before, members, lives(*members), signatures)))
 
 
 def later_chain(*voters, signer=None, rounds=1):

@@ -21,7 +21,7 @@ from thinwire.node.state.layout import Layout, Piece
 from thinwire.swarm.frame import Frame, sign_message
 from thinwire.swarm.identity.identity import Identity
 from thinwire.swarm.identity.peer_record import PeerRecord
-from thinwire.swarm.lineage import name_of_fork
+from thinwire.swarm.lineage import name_of_fork, new_founders
 from thinwire.swarm.manifest.parser import parse
 from thinwire.swarm.messages.registry import (
     Announced,
@@ -222,7 +222,7 @@ def first_fork(*founders):
     members, base = tuple(sorted(founders)), bytes(32)
     found = [Found(0, 0, base, members, life_of(peer)) for peer in members]
     signatures = tuple(sign_message(one, b"", KEYS[peer], RUN) for peer, one in zip(members, found, strict=True))
-    return Fork(0, base, (), members, b"".join(map(life_of, members)), signatures)
+    return Fork(0, base, (), members, b"".join(map(life_of, members)), signatures, tokens=(b"",) * len(members))
 
 
 def life_of(peer):
@@ -235,4 +235,5 @@ def lone_fork(scene, peer, life, base=None):
     base = scene.replica.digest if base is None else base
     found = Found(scene.replica.round, 0, base, (peer,), life)
     signature = sign_message(found, b"", KEYS[peer], RUN)
-    return Fork(scene.replica.round, base, scene.replica.members, (peer,), life, (signature,))
+    fork = Fork(scene.replica.round, base, scene.replica.members, (peer,), life, (signature,))
+    return msgspec.structs.replace(fork, tokens=(b"",) * len(new_founders(fork)))

@@ -18,6 +18,7 @@ from thinwire.swarm.lineage import (
     later,
     lineage_of,
     name_of_fork,
+    new_founders,
     newest_round,
     prevails,
     proved,
@@ -42,7 +43,13 @@ def verify(peer, message, signature):
 def fork_of(round, *members, base=BASE, before=IDS[:4], fragment=0, lives=LIVES):
     members = tuple(sorted(members))
     signatures = tuple(sign(peer, Found(round, fragment, base, members, lives[peer])) for peer in members)
-    return Fork(round, base, before, members, b"".join(lives[peer] for peer in members), signatures)
+    fork = Fork(round, base, before, members, b"".join(lives[peer] for peer in members), signatures)
+    return msgspec.structs.replace(fork, tokens=tuple(new_founders(fork)))
+
+
+def admits(peer, token):
+    """Admit a peer whose token is its id."""
+    return token == peer
 
 
 def entry(fork, *rounds):
@@ -403,7 +410,7 @@ def test_order_changes_only_when_a_lineage_continues_that_others_were_founded_in
 
 def test_signed_fork_is_proved():
     for fork in (ROOT, FIRST, SECOND, fork_of(3, *IDS)):
-        assert proved(fork, 0, verify)
+        assert proved(fork, 0, verify, admits)
 
 
 def altered(**changes):
@@ -437,7 +444,7 @@ def altered(**changes):
     ],
 )
 def test_forged_fork_is_not_proved(fork):
-    assert not proved(fork, 0, verify)
+    assert not proved(fork, 0, verify, admits)
 
 
 @pytest.mark.parametrize(
@@ -446,17 +453,25 @@ def test_forged_fork_is_not_proved(fork):
 def test_signed_fork_with_unsorted_or_repeated_founders_is_not_proved(members):
     signatures = tuple(sign(peer, Found(3, 0, BASE, members, LIVES[peer])) for peer in members)
     lives = b"".join(LIVES[peer] for peer in members)
-    assert not proved(Fork(3, BASE, IDS, members, lives, signatures), 0, verify)
+    assert not proved(Fork(3, BASE, IDS, members, lives, signatures), 0, verify, admits)
 
 
 def test_fork_whose_founder_has_signed_a_shorter_life_is_not_proved():
     life = LIVES[ANN][:-1]
-    assert not proved(Fork(3, BASE, IDS, (ANN,), life, (sign(ANN, Found(3, 0, BASE, (ANN,), life)),)), 0, verify)
+    fork = Fork(3, BASE, IDS, (ANN,), life, (sign(ANN, Found(3, 0, BASE, (ANN,), life)),))
+    assert not proved(fork, 0, verify, admits)
+
+
+@pytest.mark.parametrize("tokens", [(), (EVE,), (EVE, b""), (b"", FAY), (FAY, EVE), (EVE, FAY, FAY), (ANN, EVE, FAY)])
+def test_fork_without_the_tokens_of_its_new_founders_is_not_proved(tokens):
+    fork = fork_of(3, ANN, EVE, FAY)
+    assert fork.tokens == (EVE, FAY) and proved(fork, 0, verify, admits)
+    assert not proved(msgspec.structs.replace(fork, tokens=tokens), 0, verify, admits)
 
 
 def test_fork_of_another_fragment_is_not_proved():
     fork = fork_of(3, ANN, fragment=1)
-    assert proved(fork, 1, verify) and not proved(fork, 0, verify)
+    assert proved(fork, 1, verify, admits) and not proved(fork, 0, verify, admits)
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,16 @@ def key_of(peer):
     return peer[::-1]
 
 
+def token_of(peer):
+    return b"token of " + peer
+
+
+def admits(peer, token):
+    return token == token_of(peer)
+
+
 def founding(me, base, before):
-    return Founding(me, 7, 0, base, before, life(me), lambda message: sign(me, message), key_of)
+    return Founding(me, 7, 0, base, before, life(me), lambda message: sign(me, message), key_of, token_of)
 
 
 class Group:
@@ -91,7 +99,7 @@ def verify(peer, message, signature):
 def test_peers_that_see_each_other_found_one_lineage(seed):
     forks = Group((ANN, BEN, EVE), seed=seed).run()
     fork = forks[ANN]
-    assert forks == dict.fromkeys((ANN, BEN, EVE), fork) and proved(fork, 0, verify)
+    assert forks == dict.fromkeys((ANN, BEN, EVE), fork) and proved(fork, 0, verify, admits)
     assert fork.keys == tuple(map(key_of, fork.members))
     assert (fork.round, fork.base, fork.before, fork.members) == (7, BASE, IDS, (ANN, BEN, EVE))
     assert fork.lives == life(ANN) + life(BEN) + life(EVE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from kit.outer.chains import sign
+from kit.outer.chains import sign, with_tokens
 from kit.outer.lineage_scene import (
     ANN,
     BEN,
@@ -292,7 +292,7 @@ def test_garbage_instead_of_a_chain_is_ignored(garbage):
 def test_run_founded_again_by_its_founder_is_trusted_and_by_another_peer_is_not():
     def begun(peer, life):
         found = Found(0, 0, OTHER, (peer,), life)
-        return founded((), Fork(0, OTHER, (), (peer,), life, (sign(peer, found),)))
+        return founded((), with_tokens(Fork(0, OTHER, (), (peer,), life, (sign(peer, found),))))
 
     young, old = b"\2" * LIFE, b"\1" * LIFE
     scene = Scene(live=(CAT, DAN), round=0)
@@ -359,6 +359,20 @@ def test_lineage_without_proof_is_ignored(forged):
     scene.on_chain(ANN, honest)
     scene.run(0.5)
     assert scene.replica.chain == honest
+
+
+@pytest.mark.parametrize("admitted", [False, True])
+def test_peer_gives_way_to_more_founders_only_if_the_run_admits_them(admitted):
+    """Where no founder is a member, their number decides. A liar could otherwise replace the history of others at any time."""
+    made_up = [bytes([50 + number]) * 32 for number in range(9)]
+    scene = Scene(live=(b"s" * 32,), me=STRANGER)
+    theirs = branch(b"z" * 32, *made_up)[-1].fork
+    if not admitted:
+        theirs = msgspec.structs.replace(theirs, tokens=tuple(b"" if one in made_up else one for one in theirs.tokens))
+    scene.founded(branch(STRANGER, b"s" * 32)[-1].fork)
+    scene.link(CAT)
+    scene.on_chain(CAT, founded(FIRST, theirs))
+    assert list(scene.lineages.prevailing()) == [CAT] * admitted
 
 
 def test_linked_member_in_another_lineage_has_no_vote_in_ours():

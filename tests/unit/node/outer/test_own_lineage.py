@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import numpy as np
 import pytest
-from kit.outer.chains import certificate, sign, verify
+from kit.outer.chains import admits, certificate, sign, verify
 from kit.outer.lineage_scene import (
     ANN,
     BEN,
@@ -28,7 +29,7 @@ from kit.outer.lineage_scene import (
     replica_after,
     step,
 )
-from thinwire.collectives.consensus.chain import extended
+from thinwire.collectives.consensus.chain import extended, founded
 from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.collectives.state_sync.chunk_transfer import LATEST
 from thinwire.node.outer.own_lineage import SETTLE, continue_alone
@@ -58,7 +59,7 @@ def test_peer_without_a_quorum_founds_a_lineage_after_the_orphan_time():
     assert scene.store.record is None
     scene.run(1.0)
     (fork,) = scene.forks
-    assert (fork.round, fork.members, fork.before) == (ROUND, (ME,), IDS) and proved(fork, 0, verify)
+    assert (fork.round, fork.members, fork.before) == (ROUND, (ME,), IDS) and proved(fork, 0, verify, admits)
     assert scene.quorum_wait.until is None, "it is a quorum of its lineage"
     assert [name for name, _ in scene.events] == ["lineage", "alarm"]
     assert scene.events[1][1]["detail"].startswith("1 of 5 members continue as lineage ")
@@ -328,15 +329,17 @@ def test_peer_without_a_quorum_takes_up_a_lineage_founded_with_its_state():
     assert not scene.lineages.prevailing(), "it is ours now"
 
 
-def test_lineage_with_founders_that_are_unknown_here_is_not_taken_up():
+@pytest.mark.parametrize("admitted", [False, True])
+def test_lineage_is_taken_up_if_the_run_admits_its_founders(admitted):
     """A liar can make any number of keys, and found a lineage with them."""
     stranger = bytes([50]) * 32
-    for unknown in ((stranger,), ()):
-        scene = Scene(live=(CAT,), unknown=unknown)
-        scene.run(1.0)
-        scene.on_chain(CAT, branch(CAT, stranger, before=IDS))
-        scene.run(0.5)
-        assert (scene.replica.members == IDS) == bool(unknown)
+    scene = Scene(live=(CAT,))
+    scene.run(1.0)
+    chain = branch(CAT, stranger)
+    fork = chain[-1].fork if admitted else msgspec.structs.replace(chain[-1].fork, tokens=(b"",))
+    scene.on_chain(CAT, founded(FIRST, fork))
+    scene.run(0.5)
+    assert (scene.replica.members == (CAT, stranger)) == admitted
 
 
 def test_only_a_lineage_that_begins_with_our_state_is_adopted_at_once():
@@ -357,6 +360,11 @@ def test_only_a_lineage_that_begins_with_our_state_is_adopted_at_once():
 KEY = Identity.generate(b"k" * 32)
 RUN = b"r" * 32
 RING = Keyring(KEY, RUN, lambda peer: None)
+TOKEN = b"token"
+
+
+def admitted(peer, token):
+    return (peer, token) == (KEY.peer_id, TOKEN)
 
 
 def check(peer, message, signature):
@@ -364,15 +372,16 @@ def check(peer, message, signature):
 
 
 def alone(replica, votes=None):
-    return continue_alone(replica, 0, votes or MemoryVoteStore(random.Random(1)), RING)
+    return continue_alone(replica, 0, votes or MemoryVoteStore(random.Random(1)), RING, TOKEN)
 
 
 def test_founder_of_a_run_founds_its_first_lineage():
     replica, votes = Replica(LAYOUT, np.zeros(10, np.float32), ()), MemoryVoteStore(random.Random(1))
     base = replica.digest
     assert alone(replica, votes) is None, "nothing to report"
-    fork = Fork(0, base, (), (KEY.peer_id,), votes.life, replica.chain[0].fork.signatures, (KEY.public_key,))
-    assert replica.chain == (ChainEntry(fork),) and replica.lineage == name_of_fork(fork) and proved(fork, 0, check)
+    fork = Fork(0, base, (), (KEY.peer_id,), votes.life, replica.chain[0].fork.signatures, (KEY.public_key,), (TOKEN,))
+    assert replica.chain == (ChainEntry(fork),) and replica.lineage == name_of_fork(fork)
+    assert proved(fork, 0, check, admitted)
     assert replica.members == (KEY.peer_id,) and replica.known_lives == {KEY.peer_id: votes.life}
 
 
@@ -382,7 +391,8 @@ def test_peer_that_continues_alone_founds_a_lineage_that_others_can_check():
     fork = alone(replica, votes)
     assert (fork.round, fork.base, fork.before, fork.members) == (ROUND, base, IDS, (KEY.peer_id,))
     assert fork.lives == votes.life and replica.chain == (*FIRST, ChainEntry(fork)) and replica.digest != base
-    assert fork.keys == (KEY.public_key,) and proved(fork, 0, check) and not proved(fork, 1, check)
+    assert fork.keys == (KEY.public_key,)
+    assert proved(fork, 0, check, admitted) and not proved(fork, 1, check, admitted)
 
 
 def sole(votes):

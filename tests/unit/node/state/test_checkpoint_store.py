@@ -460,7 +460,7 @@ def test_other_checkpoint_format_is_refused_with_both_versions():
     disk = filled([1, 2])
     _in_format_7(disk, 2)
     loaded = store(disk).load()
-    assert "format 7; this version reads format 4" in loaded.remarks[0] and loaded.snapshot.round == 1
+    assert "format 7; this version reads format 5" in loaded.remarks[0] and loaded.snapshot.round == 1
 
 
 def test_user_with_checkpoints_of_another_format_is_not_told_to_remove_them():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from kit.outer.chains import certificate, fork_of, verify
+from kit.outer.chains import admits, certificate, fork_of, verify
 from thinwire.collectives.blocking_work import BURST
 from thinwire.collectives.consensus.chain import checked, encode, end_of
 from thinwire.collectives.consensus.members.lives import lives_in_order
@@ -48,7 +48,7 @@ class Joiner:
         self.replica = Replica(bytes(32), np.zeros(SIZE, np.float32), (ME,))
         self.received = ReceivedChains(
             lambda chain, fragment, trusted: checked(
-                chain, fragment, trusted, fraction=0.5, verifier=lambda keys: self._verify
+                chain, fragment, trusted, fraction=0.5, verifier=lambda keys: self._verify, admits=admits
             )
         )
         self.fetcher = StateFetcher(self.replica, SimpleNamespace(), self, lambda: 0.0, chains=self.received)
