@@ -134,7 +134,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("collectives/consensus/proposal_check.py", "MAX_GENUINE = 3 * MAX_PROPOSALS"): "any bound suffices",
     (
         "collectives/consensus/proposal_check.py",
-        "first, free = proposal.ballot.term <= 1, proposal.adopted is None",
+        "first = proposal.ballot.term <= 1",
     ): "no ballot has a term below 1",
     ("collectives/consensus/proposal_check.py", "if len(self._genuine) == MAX_GENUINE:"): "it grows by one",
     (

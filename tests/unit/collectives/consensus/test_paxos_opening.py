@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 from kit.rounds.fake_keys import FakeKeys
+from kit.rounds.round_harness import leaving
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.swarm.messages.registry import Blame, Prepare, Propose, Ready
+from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
+from thinwire.swarm.messages.registry import Ballot, Blame, Prepare, Promise, Propose, Ready
 
 BASE, PLAN = bytes(32), bytes([1]) * 32
 IDS = [bytes([index]) * 32 for index in range(4)]
@@ -108,6 +110,83 @@ def test_synchronous_leader_opens_when_all_are_ready():
     here(peer, IDS[1:])
     peer.announce(ready(2, 10), 0.1)
     assert peer.proposal is not None
+
+
+@pytest.mark.parametrize("newcomers", [(), (bytes([9]) * 32,)])
+def test_leader_opens_with_the_announcement_of_the_last_member(newcomers):
+    peer = leader(buffered=False)
+    peer.announce(ready(1, 10), 0.0)
+    for other in (*newcomers, *IDS[1:]):
+        assert peer.proposal is None
+        peer.on_message(other, ready(1, 10), bytes(64), 0.1)
+    assert peer.proposal is not None
+
+
+@pytest.mark.parametrize(("count", "left", "came"), [(7, 3, 2), (4, 0, 1)], ids=["three of four", "the senior half"])
+def test_grace_begins_with_the_announcement_that_completes_a_quorum(count, left, came):
+    ids = [bytes([index]) * 32 for index in range(count)]
+    terms = RoundTerms(5, 0, tuple(ids), BASE, PLAN, grace=GRACE, patience=PATIENCE)
+    peer = Agreement(FakeKeys(ids[0]), terms, live=ids)
+    for other in ids[count - left :]:
+        peer.on_message(other, leaving(other), bytes(64), 0.0)
+    peer.announce(ready(1, 10), 0.0)
+    for other in ids[1 : 1 + came]:
+        peer.on_message(other, ready(1, 10), bytes(64), 1.0)
+    peer.tick(1.0 + 0.9 * GRACE)
+    assert peer.proposal is None
+    peer.tick(1.0 + 1.1 * GRACE)
+    assert peer.proposal is not None
+
+
+def test_announcement_while_others_are_missing_leaves_the_round_to_the_next_tick():
+    """Most announcements change nothing, and in a large round each look at the members takes time."""
+    peer = leader(buffered=False)
+    here(peer, IDS[1:3])
+    peer.announce(ready(2, 10), 0.0)
+    peer.on_message(IDS[1], ready(2, 10), bytes(64), 1.1 * GRACE)
+    assert peer.proposal is None
+    peer.tick(1.1 * GRACE)
+    assert peer.proposal is not None
+
+
+def test_announcement_is_also_the_time_to_replace_a_leader_that_stands_still():
+    terms = RoundTerms(5, 0, tuple(IDS), BASE, PLAN, grace=GRACE, patience=PATIENCE)
+    peer, first = Agreement(FakeKeys(IDS[1]), terms, live=IDS), leader(buffered=False)
+    for one, others in ((first, IDS[1:3]), (peer, (IDS[0], IDS[2]))):
+        one.announce(ready(1, 10), 0.0)
+        for other in others:
+            one.on_message(other, ready(1, 10), bytes(64), 0.0)
+    first.tick(1.1 * GRACE)
+    peer.on_message(IDS[0], Propose(first.proposal), bytes(64), 1.0)
+    peer.on_message(IDS[2], ready(2, 10), bytes(64), 1.0 + 3.1 * PATIENCE)
+    assert [one.ballot.term for _, one in peer.take() if isinstance(one, Prepare)] == [2]
+
+
+def test_announcement_is_also_the_time_to_open_a_ballot_without_a_peer_that_does_not_answer():
+    silent = bytes([9]) * 32
+    terms = RoundTerms(5, 0, tuple(IDS), BASE, PLAN, grace=GRACE, patience=PATIENCE)
+    peer = Agreement(FakeKeys(IDS[1]), terms, live=[*IDS[1:], silent])
+    peer.announce(ready(1, 10), 0.0)
+    for other in IDS[2:]:
+        peer.on_message(other, ready(1, 10), bytes(64), 1.0)
+    begun = peer.acceptor.promised
+    assert begun.leader == IDS[1]
+    for other in IDS[2:]:
+        peer.on_message(other, Promise(5, 0, begun, None, None), bytes(64), 1.1)
+    peer.on_message(IDS[2], ready(2, 10), bytes(64), 1.0 + 0.9 * PATIENCE)
+    assert peer.proposal is None
+    peer.on_message(IDS[2], ready(3, 10), bytes(64), 1.0 + 1.1 * PATIENCE)
+    assert peer.proposal.ballot == begun
+
+
+def test_restarted_leader_that_promised_its_first_ballot_begins_the_next_one_as_soon_as_all_are_ready():
+    """It had not proposed anything, so it does not wait for its own proposal."""
+    terms = RoundTerms(5, 0, tuple(IDS), BASE, PLAN, grace=GRACE, patience=PATIENCE)
+    store = MemoryVoteStore()
+    store.save(VoteRecord(b"", 5, Ballot(1, IDS[0]), None, None))
+    peer = Agreement(FakeKeys(IDS[0]), terms, live=IDS, store=store)
+    here(peer, IDS[1:], at=3.0)
+    assert [one.ballot.term for _, one in peer.take() if isinstance(one, Prepare)] == [2]
 
 
 def test_leader_waits_for_each_member_as_long_as_its_own_grace():
