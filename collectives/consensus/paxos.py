@@ -121,6 +121,8 @@ class Agreement:
         self._shown: set[tuple[PeerId, Ballot]] = set()
         self._valid: Proposal | None = None
         """Valid proposal of another leader that this peer does not follow yet."""
+        self._unproven: dict[PeerId, float] = {}
+        """Senders of a false commit, and the time until which no other one of theirs is checked."""
         self._examined: set[tuple[PeerId, PeerId]] = set()
         """Senders of farewells whose votes were checked, each with the member that has left."""
         self._out: list[tuple[PeerId | None, Message]] = []
@@ -292,7 +294,7 @@ class Agreement:
         if isinstance(message, Vote) and message.digest is not None:
             self._check.note_vote(sender, message, signature)  # Also after the commit: it needs no more votes.
         if isinstance(message, Commit):
-            self._on_commit(message)
+            self._on_commit(sender, message, now)
         elif isinstance(message, (Propose, Prepare, ViewChange)) and sender not in self.terms.members:
             return  # Only members lead; otherwise a stranger could stop every round.
         elif isinstance(message, Leave):
@@ -315,14 +317,19 @@ class Agreement:
             self._out.append((sender, Ask(self.terms.round, self.terms.fragment)))
         return found
 
-    def _on_commit(self, message: Commit) -> None:
+    def _on_commit(self, sender: PeerId, message: Commit, now: float) -> None:
+        if now < self._unproven.get(sender, 0.0):
+            return
         if self.commit is None and certified(message, self._electorate, self.verify):
             self.commit = message
             self._check.note_commit(message)
             self.announcements.keep(message.proposal, self._acceptor.voted)
             if self._proposer.ballot is not None:
                 self._out.append((None, message))  # Peers that we have asked wait for us now.
-        elif self.commit is not None and conflicting(self.commit, message):
+        elif self.commit is None:
+            self._unproven[sender] = now + self.terms.patience
+        elif conflicting(self.commit, message):
+            self._unproven[sender] = now + self.terms.patience
             self._check.note_commit(message)
 
     def _handle_after_commit(self, sender: PeerId, message: Message, commit: Commit) -> None:

@@ -915,7 +915,7 @@ def test_forged_commit_without_its_proposal_is_refused(change):
     true = compact(_commit(proposal, ids[:3]))
     peer.on_message(ids[0], msgspec.structs.replace(true, **change), b"", 0.0)
     assert peer.commit is None
-    peer.on_message(ids[0], true, b"", 0.0)
+    peer.on_message(ids[0], true, b"", peer.terms.patience)
     assert peer.commit is not None
 
 

@@ -1,4 +1,4 @@
-"""Floods of proposals, each with other new members: how many of their proofs a peer checks."""
+"""Floods of proposals, each with other new members, and of commits: how many of their signatures a peer checks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from thinwire.collectives.consensus.members.lives import lives_in_order
 from thinwire.collectives.consensus.members.quorum import TWO_THIRDS
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.proposal import statement
+from thinwire.collectives.consensus.proposal import statement, vote_for
 from thinwire.swarm.messages.registry import (
     LIFE,
     Announced,
     Ballot,
+    Commit,
     Contribution,
     MemberProof,
     Prepare,
     Promise,
+    Proof,
     Proposal,
     Propose,
     Ready,
+    Vote,
 )
 
 IDS = tuple(bytes([number]) * 32 for number in range(4))
@@ -36,10 +39,13 @@ RESULTS, NEWCOMERS, FLOOD = b"r" * 32, 6, 40
 
 
 class Scene:
-    """Agreement of one peer. `checked`: announcements of new members whose signatures it has checked."""
+    """Agreement of one peer.
+
+    `checked`: announcements of new members whose signatures it has checked; `counted`: checked votes.
+    """
 
     def __init__(self, present=IDS):
-        self.checked = 0
+        self.checked = self.counted = 0
         self.one = Agreement(FakeKeys(ME, sign, self.verify), TERMS, live=present, store=FixedLife(LIVES[ME]))
         for peer in present:
             if peer != ME:
@@ -49,6 +55,7 @@ class Scene:
 
     def verify(self, peer, message, signature):
         self.checked += isinstance(message, Announced)
+        self.counted += isinstance(message, Vote) and message.digest is not None
         return verify(peer, message, signature)
 
     def receive(self, sender, message, now=0.1):
@@ -152,3 +159,38 @@ def test_vote_in_a_farewell_is_checked_once_for_each_member_and_sender():
     assert scene.checked == NEWCOMERS
     scene.receive(OTHER, leave)
     assert scene.checked == 2 * NEWCOMERS
+
+
+def commit_of(number, signer=None, digest=RESULTS):
+    """Return a commit with the votes of three members, all signed by `signer` if that is given."""
+    proposal = proposal_of(number, Ballot(1, LEADER))
+    vote = vote_for(proposal, digest)
+    voters = (LEADER, LIAR, OTHER)
+    return Commit(proposal, digest, tuple(Proof(peer, sign(signer or peer, vote)) for peer in voters))
+
+
+def test_commits_of_a_peer_whose_last_one_was_false_are_checked_after_a_patience():
+    scene = Scene()
+    for number in range(FLOOD):
+        scene.receive(LIAR, commit_of(number, LIAR), 0.1)
+    assert scene.counted == 3
+    scene.receive(LIAR, commit_of(0), 0.1 + 0.9 * TERMS.patience)
+    assert scene.one.commit is None
+    scene.receive(LIAR, commit_of(0), 0.1 + 1.1 * TERMS.patience)
+    assert scene.one.commit == commit_of(0)
+
+
+def test_false_commit_does_not_delay_the_true_one_of_another_peer():
+    scene = Scene()
+    scene.receive(LIAR, commit_of(0, LIAR))
+    scene.receive(OTHER, commit_of(0))
+    assert scene.one.commit == commit_of(0)
+
+
+def test_commits_that_contradict_ours_are_checked_as_evidence_once_in_a_patience():
+    scene = Scene()
+    scene.receive(OTHER, commit_of(0))
+    before = scene.counted
+    for _ in range(FLOOD):
+        scene.receive(LIAR, commit_of(0, LIAR, digest=b"o" * 32))
+    assert scene.counted - before == 3
