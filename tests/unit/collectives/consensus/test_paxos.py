@@ -18,6 +18,7 @@ from kit.rounds.fake_keys import FakeKeys
 from kit.rounds.round_harness import freely
 from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, LEAP
 from thinwire.collectives.consensus.certificates import compact
+from thinwire.collectives.consensus.electorate import VIEW
 from thinwire.collectives.consensus.members.quorum import enough
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import vote_for
@@ -1190,3 +1191,49 @@ def test_follower_does_not_open_before_the_leader(leads):
         if when is None and any(isinstance(message, (Propose, Prepare)) for _, message in agreement.take()):
             when = now
     assert when == (3 if leads else 62)
+
+
+# --- what other parts ask about a round
+
+
+def test_round_is_overdue_from_the_demand_for_another_leader_to_the_commit():
+    peer, ids = _led()
+    proposal = _open(ids, ids[0])
+    peer.on_message(ids[0], Propose(proposal), b"", 0.0)
+    peer.tick(0.1)
+    assert not peer.overdue
+    peer.tick(0.1 + 1.1 * VIEW * peer.terms.patience)
+    assert peer.overdue
+    peer.on_message(ids[0], _commit(proposal, ids[:3]), b"", 20.0)
+    assert peer.commit is not None and not peer.overdue
+
+
+@pytest.mark.parametrize(("voters", "confirmed"), [((0,), False), ((0, 2), True)])
+def test_results_with_votes_of_two_members_are_confirmed_and_others_are_doubted_when_they_commit(voters, confirmed):
+    peer, ids = _led()
+    sources = tuple(ids[at] for at in voters)
+    results = digest(_open(ids, ids[0]).contributors)
+    proposal = _open(ids, ids[0], 2, adopted=results, sources=sources, kept=tuple(ids))
+    assert peer.results_confirmed(proposal) == confirmed and not peer.doubted
+    peer.on_message(ids[0], _commit(proposal, ids[:3]), b"", 0.0)
+    assert peer.results_confirmed(proposal) and peer.doubted != confirmed
+
+
+def test_committed_results_that_were_not_adopted_are_confirmed():
+    peer, ids = _led()
+    proposal = _open(ids, ids[0])
+    assert not peer.results_confirmed(proposal)
+    peer.on_message(ids[0], _commit(proposal, ids[:3]), b"", 0.0)
+    assert peer.results_confirmed(proposal) and not peer.doubted
+
+
+def test_proposal_is_shown_to_each_peer_once_in_each_ballot():
+    peer, ids = _led()
+    peer.send_proposal(ids[2])
+    assert peer.take() == []
+    for term, leader in ((1, ids[0]), (2, ids[3])):
+        proposal = _open(ids, leader, term)
+        peer.on_message(leader, freely(proposal, ids, sign) if term > 1 else Propose(proposal), b"", 0.0)
+        for other in (ids[2], ids[2], ids[0]):
+            peer.send_proposal(other)
+        assert peer.take() == [(other, Propose(proposal)) for other in (ids[2], ids[0])]
