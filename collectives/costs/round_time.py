@@ -15,7 +15,7 @@ from math import comb
 
 from thinwire.collectives.consensus.certificates import compact
 from thinwire.collectives.topology.bandwidth_shares import PeerLoad, allot
-from thinwire.collectives.topology.shards import MIN_COUNT, Grid, Sized, grid
+from thinwire.collectives.topology.shards import Grid, Sized, grid, largest_chunk
 from thinwire.compression.core.codec import Codec
 from thinwire.swarm.choices import Topology
 from thinwire.swarm.frame import HEADER_BYTES
@@ -85,7 +85,7 @@ class RoundTime:
 
 def largest_fragment(codec: Sized) -> int:
     """Return the maximum number of parameters in one fragment."""
-    return grid(MIN_COUNT << 19, codec).chunk * MAX_CHUNKS
+    return largest_chunk(codec) * MAX_CHUNKS
 
 
 def grids(total: int, codec: Sized) -> list[Grid]:

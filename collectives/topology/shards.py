@@ -23,6 +23,13 @@ MIN_CHUNK = 4096
 MIN_COUNT = 32
 """Minimum number of chunks of a large fragment, so that a group of this size can share the work."""
 
+DIVISIBLE = 24
+"""Divisor of the number of chunks of a larger fragment, as far as MIN_CHUNK allows.
+
+So groups of 2, 3, 4, 6, 8 and 12 peers own equal numbers. A peer that owns one chunk less than others is done early, and then
+the connections of the others are slow to use its part of the links.
+"""
+
 
 class Sized(Protocol):
     """Interface of an object that knows the size of payloads, such as a Codec."""
@@ -52,16 +59,23 @@ class Grid:
         return stop - start
 
 
+def largest_chunk(codec: Sized) -> int:
+    """Return the maximum number of elements in a chunk."""
+    largest = MIN_CHUNK
+    while largest < 1 << 19 and codec.nbytes(2 * largest) <= CHUNK_BYTES + CHUNK_BYTES // 16:
+        largest *= 2
+    return largest
+
+
 def grid(total: int, codec: Sized) -> Grid:
     """Return the chunk grid of a fragment.
 
     A chunk has a multiple of MIN_CHUNK elements, and its payload has at most 1 MiB (plus scales). Raises ValueError if
     the fragment would need more than MAX_CHUNKS chunks.
     """
-    largest = MIN_CHUNK
-    while largest < 1 << 19 and codec.nbytes(2 * largest) <= CHUNK_BYTES + CHUNK_BYTES // 16:
-        largest *= 2
-    wanted = -(-total // (MIN_COUNT * MIN_CHUNK)) * MIN_CHUNK
+    largest = largest_chunk(codec)
+    count = min(MAX_CHUNKS, max(MIN_COUNT, DIVISIBLE * -(-total // (DIVISIBLE * largest))))
+    wanted = MIN_CHUNK * -(-total // (MIN_CHUNK * count))
     result = Grid(total, max(MIN_CHUNK, min(wanted, largest)))
     if len(result) > MAX_CHUNKS:
         raise ValueError(f"a fragment of {total} elements needs {len(result)} chunks, the limit is {MAX_CHUNKS}")

@@ -111,7 +111,7 @@ class Tiny:
 
 
 def test_chunks_have_at_most_half_a_million_elements_with_any_codec():
-    assert grid(1 << 28, Tiny()).chunk == 1 << 19
+    assert grid(480 << 19, Tiny()).chunk == 1 << 19
 
 
 class Scaled:
@@ -127,8 +127,17 @@ class Scaled:
 @pytest.mark.parametrize(("extra", "elements"), [(0, 1 << 18), (1 << 16, 1 << 18), ((1 << 16) + 1, 1 << 17)])
 def test_payload_has_at_most_a_mebibyte_of_values_and_a_sixteenth_of_scales(extra, elements):
     assert CHUNK_BYTES == 1 << 20
-    assert grid(1 << 26, Scaled(extra)).chunk == elements
+    assert grid(240 << 18, Scaled(extra)).chunk == elements
 
 
 def test_small_fragment_has_at_most_32_chunks():
     assert [len(grid(total, registry.parse("fp32"))) for total in (32 * 4096, 32 * 4096 + 1, 64 * 4096)] == [32, 17, 32]
+
+
+@given(st.integers(13_000_000, 250_000_000), st.sampled_from(CODECS), st.sampled_from([2, 3, 4, 6, 8, 12]))
+def test_owners_of_large_fragment_have_equal_work(total, spec, peers):
+    cut = grid(total, registry.parse(spec))
+    owned = Counter[bytes]()
+    for index, peer in enumerate(shares(len(cut), PEERS[:peers])):
+        owned[peer] += cut.size(index)
+    assert max(owned.values()) < 1.04 * total / peers
