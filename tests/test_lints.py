@@ -166,6 +166,7 @@ MAY_OPEN = {
         "node/discovery/dht_process.py": DHT,
         "node/peer/bootstrap.py": "makes the environment of a process",
         "node/training/models/lora.py": "seeds torch's generator with the run's seed, and restores it",
+        "node/pipeline/model/staged_model.py": "seeds torch's generator for a check, and restores it",
         "node/training/models/user_model.py": "seeds torch's generator with the run's seed, and restores it",
         "swarm/identity/identity.py": "a new key, when no seed is given, and the name of its draft",
         "collectives/transport/zeromq/link.py": TRANSPORT + ": keys of bulk streams",

@@ -307,21 +307,27 @@ class Daemon:
             staged = await self._stage(manifest)
             if staged is not None:
                 return staged
-        made = await self._load(
-            lambda: build_learner(
+        here = self._here
+
+        def build() -> LocalLearner:
+            made = build_learner(
                 manifest,
                 Computing(self._device, config.threads, config.compile, config.gradient_checkpointing),
                 data=config.data,
                 cache=config.directories.cache,
-                here=self._here,
+                here=here,
                 clock=time.perf_counter,
-                place=self._options.place,
+                place=options.place,
                 work=self._work,
                 weights=options.weights,
                 model=config.model,
                 say=LOGGER.info,
             )
-        )
+            if manifest.pipeline.stages and manifest.model.kind != "transformer":
+                StagedModel(manifest, made.tokenizer.vocab, config.model, here).check(made.trainer.model)
+            return made
+
+        made = await self._load(build)
         if manifest.lora.rank:
             write_config(made.trainer.model, config.directories.run(self._entry.run_id).path)
         return made
@@ -352,7 +358,7 @@ class Daemon:
         if config.threads:
             torch.set_num_threads(config.threads)
         # A peer whose stage was given stays there.
-        fits = share(model, limit)[1] if options.stage is None else ()
+        fits = (await self._work(partial(share, model, limit)))[1] if options.stage is None else ()
         make = partial(learner, peer, model, found, batches=batches, work=self._work, fits=fits)
         made = await self._load(make)
         self._made = made

@@ -6,7 +6,7 @@ All methods work on a range of the vector, so that a chunk can be read and writt
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,16 +163,10 @@ def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def layout_of(
-    module: nn.Module,
-    held: Callable[[str], bool] = lambda name: True,
-    buffers: BufferRule = "local",
-    *,
-    outline: bool = False,
-) -> Layout:
-    """Return the layout of a module's trainable parameters, or of those whose names are `held`.
+def layout_of(module: nn.Module, buffers: BufferRule = "local", *, outline: bool = False) -> Layout:
+    """Return the layout of a module's trainable parameters; frozen ones are skipped.
 
-    Skip frozen ones. `buffers`: which persistent buffers are state, see `buffers_of`. `outline`: parameters may be without
+    `buffers`: which persistent buffers are state, see `buffers_of`. `outline`: parameters may be without
     values, on the meta device.
 
     Raises ValueError for parameters that are not real floating-point numbers, have no values yet (lazy, meta device) or
@@ -181,9 +175,7 @@ def layout_of(
     pieces: list[Piece] = []
     position = 0
     digest = blake3.blake3(b"thinwire/layout/1\0")
-    trainable = [
-        (name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad and held(name)
-    ]
+    trainable = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     for name, parameter in sorted(trainable, key=lambda pair: pair[0]):
         if nn.parameter.is_lazy(parameter):
             raise ValueError(f"{name} has no values yet: run one forward pass first")

@@ -30,7 +30,6 @@ from thinwire.node.training.inner_loop import Trainer
 from thinwire.node.training.inner_optimizer import InnerConfig
 from thinwire.node.training.learner import StepReport, WorkShare
 from thinwire.node.training.models.initial_weights import WeightsError, check_weights, load_weights
-from thinwire.node.training.models.layered_model import check_stages
 from thinwire.node.training.models.lora import with_adapter
 from thinwire.node.training.models.missing_hashes import with_all_hashes
 from thinwire.node.training.models.model_size import check_memory
@@ -359,8 +358,6 @@ def build(manifest: Manifest, vocab: int, named: str = "", here: Path = Path(), 
     shape = manifest.model
     if shape.kind != "transformer":
         model = make_model(manifest, named, vocab, here)
-        if manifest.pipeline.stages:
-            check_stages(model, manifest, vocab)
         return with_adapter(manifest, model, named) if manifest.lora.rank else model
     config = ModelConfig(vocab, shape.layers, shape.width, shape.heads, shape.context, shape.mlp, shape.tied)
     return Transformer(config, manifest.run.seed)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 from thinwire.collectives.transport.payload_assembly import PayloadAssembly
-from thinwire.compression.boundary_codec import Boundary
 from thinwire.compression.core.types import Floats
 from thinwire.node.pipeline.model.frozen_embedding import FrozenEmbedding, nbytes
-from thinwire.node.pipeline.model.section import ModelSection
 from thinwire.node.pipeline.model.staged_model import StagedModel
 from thinwire.node.pipeline.model.whole_model_view import WholeModelView
 from thinwire.node.state.fragments import fragments_of
-from thinwire.node.state.layout import layout_of
 from thinwire.node.training.models.transformer import Transformer
 
 
@@ -24,11 +21,10 @@ class HeldStage:
     """
 
     def __init__(self, model: StagedModel, stage: int) -> None:
-        manifest, made = model.manifest, model.made(stage)
-        self.stage, self.layout = stage, layout_of(made)
-        self.section = ModelSection(made, model.layers(stage), ends=not stage)
+        manifest, self.stage, self.layout = model.manifest, stage, model.layout
+        self.section = model.section(model.first_values(stage), stage)
         self._part = fragments_of(manifest, self.layout)[stage]
-        self.boundary = Boundary(manifest.pipeline.codec, model.width, model.vocab, manifest.run.seed)
+        self.boundary = model.boundary()
         self._projection: WholeModelView | None = None
         self.frozen = FrozenEmbedding()
         """Frozen part of the embedding as this stage knows it."""

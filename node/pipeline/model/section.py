@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import NoReturn
 
 from thinwire.node.state.fragments import layer_of
 from thinwire.node.training.models.layered_model import LayeredModel, layered
@@ -32,8 +33,7 @@ class ModelSection:
     Called with x [B, T, width], returns the output of the layers, of the same shape. Raises ModelError for a model that
     cannot be cut.
 
-    module: a copy of the model's structure with the held modules of `model` itself; the others are replaced by modules
-    without parameters.
+    module: a copy of the model's structure with the held modules of `model` itself; the others are `Absent`.
     """
 
     def __init__(self, model: nn.Module, layers: range, ends: bool) -> None:
@@ -51,20 +51,31 @@ class ModelSection:
         """Return token ids [B, T] after the embedding and the layers of stage 0."""
         return self(self._model.embed(tokens))
 
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits [B, T, vocab] of the output of the last stage, x [B, T, width]."""
+        return self._model.logits(x)
+
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy in nats per token of the output of the last stage, x [B, T, width]."""
-        return cross_entropy(self._model.logits(x), targets)
+        return cross_entropy(self.logits(x), targets)
+
+
+class Absent(nn.Module):
+    """Stands for a module that another stage holds."""
+
+    def forward(self, *arguments: object, **named: object) -> NoReturn:
+        raise RuntimeError("a stage calls a module that another stage holds")
 
 
 def _reduced(model: LayeredModel, layers: range, ends: bool) -> nn.Module:
-    """Return a copy of a model's modules: those that are held are shared, the others are empty."""
+    """Return a copy of a model's modules: those that are held are shared, the others are `Absent`."""
     shared: dict[int, object] = {}  # what copy.deepcopy takes as copied already
     for name, module in model.module.named_modules(remove_duplicate=False):
         if not name or f"{model.prefix}.".startswith(f"{name}."):
             continue  # the list of layers, and the modules around it
         layer = layer_of(f"{name}.")
         held = ends if layer is None else layer[1] in layers
-        empty = not held and any(True for _ in module.parameters())
-        shared.setdefault(id(module), nn.Identity() if empty else module)
+        absent = not held and any(True for _ in module.parameters())
+        shared.setdefault(id(module), Absent() if absent else module)
     shared |= {id(buffer): buffer for buffer in model.module.buffers()}
     return copy.deepcopy(model.module, shared)

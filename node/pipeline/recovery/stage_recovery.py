@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -101,7 +102,7 @@ class StageRecovery:
     async def _between(
         self, fragments: FragmentSessions, session: RoundSession, choice: StageSource, permit: RecoveryPermit
     ) -> Floats | None:
-        """Return the mean of the stage's neighbours; None if they cannot be fetched now."""
+        """Return the mean of the stage's neighbours; None if they cannot be fetched now, or have no mean."""
         found = []
         for stage in choice.stages:
             own_copy = fragments.copies.get(stage)
@@ -118,8 +119,10 @@ class StageRecovery:
         norms = {stage: norm for stage, norm in enumerate(permit.norms) if 0 <= norm < np.inf}
         one, two = (norms.get(stage, 0.0) for stage in choice.stages)
         layout = fragments.replica.fragments[session.fragment].layout
-        theta: Floats = await self._work(lambda: between(layout, before, after, one, two))
-        return theta
+        with suppress(ValueError):  # a neighbour has no layers, or those of another form
+            theta: Floats = await self._work(lambda: between(layout, before, after, one, two))
+            return theta
+        return None
 
     def _describe(self, choice: StageSource, copied: int | None, own: int) -> str:
         """Describe the source of the stage, for people."""

@@ -13,16 +13,8 @@ from typing import Any, ClassVar, cast
 
 import torch
 from thinwire.node.state.fragments import layer_of
-from thinwire.node.training.models.causal_model import logits_of, loss_of
-from thinwire.node.training.models.transformer import cross_entropy
 from thinwire.node.training.models.user_model import ModelError
-from thinwire.swarm.manifest.manifest import Manifest
 from torch import Tensor, nn
-
-TOLERANCE = 1e-4
-"""Relative difference of logits and losses that the order of sums can explain."""
-
-DIFFERS = "its layers may need only x and positions, attention sees all earlier tokens, the loss is the cross-entropy"
 
 
 class LayeredModel:
@@ -136,31 +128,6 @@ def whole_model(module: nn.Module) -> LayeredModel:
         if places.setdefault(id(parameter), layer) != layer:
             raise ModelError(f"the parameter {name} is shared between layers", "give each layer separate parameters")
     return model
-
-
-@torch.no_grad()
-def check_stages(module: nn.Module, manifest: Manifest, vocab: int) -> None:
-    """Check that a model can be cut into the stages of a manifest.
-
-    Its parts have to make the same logits and loss as the model. vocab: token ids of the data. Raises ModelError.
-    """
-    model, name, stages = whole_model(module), type(module).__name__, manifest.pipeline.stages
-    if len(model.layers) < stages:
-        raise ModelError(f"{name} has {len(model.layers)} layers, and the run {stages} stages", "lower pipeline.stages")
-    tokens = torch.arange(manifest.model.context)[None] % vocab
-    training = module.training
-    module.eval()
-    try:
-        whole, loss = logits_of(module, tokens), loss_of(module)(tokens, tokens)
-        parts = model.logits(model.through(model.layers, model.embed(tokens)))
-        off = float((whole - parts).abs().max() / whole.abs().max())
-        off = max(off, abs(float(cross_entropy(parts, tokens) / loss) - 1))
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
-        raise ModelError(f"{name} cannot be cut into stages: {error}", DIFFERS) from error
-    finally:
-        module.train(training)
-    if not off <= TOLERANCE:
-        raise ModelError(f"{name} cannot be cut into stages: its parts give other logits, or another loss", DIFFERS)
 
 
 def _attribute(module: nn.Module, path: str) -> object:

@@ -183,7 +183,7 @@ def test_section_alone_equals_part_of_the_whole_model(confined, tied):
         "[outer]\nmethod = 'streaming'\nsync_every = 32\n[pipeline]\nstages = 4\n"
     )
     whole, staged = Transformer(ModelConfig(29, 5, 16, 2, 12, tied=tied), 4), StagedModel(manifest, 29)
-    own = [ModelSection(staged.made(stage), staged.layers(stage), ends=not stage) for stage in range(4)]
+    own = [staged.section(staged.first_values(stage), stage) for stage in range(4)]
     if confined:
         for module in (whole, *(one.module for one in own)):
             confine(module, K, SEED)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from thinwire.node.pipeline.model.section import ModelSection
 from thinwire.node.pipeline.recovery.checkfree import average, between
-from thinwire.node.state.fragments import layer_of
 from thinwire.node.state.layout import layout_of
 from thinwire.node.training.models.transformer import ModelConfig, Transformer
 
@@ -28,7 +28,9 @@ def stages_of(model, *stages):
     """Layouts of runs of layers, and their parameters."""
     found = []
     for layers in stages:
-        layout = layout_of(model, lambda name, held=layers: (layer_of(name) or ("", None))[1] in held)
+        held = [layer for layer in layers if layer is not None]
+        section = ModelSection(model, range(min(held, default=0), max(held, default=-1) + 1), ends=None in layers)
+        layout = layout_of(section.module)
         theta = np.empty(layout.total, np.float32)
         with torch.no_grad():
             layout.read(model, theta)

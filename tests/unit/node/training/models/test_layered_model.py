@@ -12,14 +12,12 @@ import torch
 from kit.real.documents import blocks
 from thinwire.node.pipeline.groups.stage_assignment import memory
 from thinwire.node.pipeline.model.held_stage import HeldStage
-from thinwire.node.pipeline.model.section import ModelSection
 from thinwire.node.pipeline.model.stage import Stage
 from thinwire.node.pipeline.model.staged_model import StagedModel
 from thinwire.node.state.fragments import fragments_of
 from thinwire.node.state.layout import layout_of
-from thinwire.node.training.local_learner import build
 from thinwire.node.training.models.causal_model import loss_of
-from thinwire.node.training.models.layered_model import check_stages, layered, whole_model
+from thinwire.node.training.models.layered_model import layered, whole_model
 from thinwire.node.training.models.user_model import ModelError, make_model
 from thinwire.swarm.manifest.manifest import Manifest, ManifestError
 from thinwire.swarm.manifest.parser import parse
@@ -53,8 +51,8 @@ MODELS: dict[str, dict[str, Any]] = {
 def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that makes a run's model in stages: from a config.json, or of a Python function."""
 
-    def make(config: dict[str, Any], code: str = LAYERED) -> StagedModel:
-        run = f"context = {CONTEXT}\n[outer]\nmethod = 'streaming'\n[pipeline]\nstages = {STAGES}\n"
+    def make(config: dict[str, Any], code: str = LAYERED, more: str = "") -> StagedModel:
+        run = f"{more}context = {CONTEXT}\n[outer]\nmethod = 'streaming'\n[pipeline]\nstages = {STAGES}\n"
         if not config:
             (tmp_path / "layered.py").write_text(code)
             monkeypatch.syspath_prepend(tmp_path)
@@ -80,10 +78,10 @@ def whole_of(staged: StagedModel, tmp_path: Path) -> torch.nn.Module:
 def test_stages_together_have_the_loss_and_the_gradients_of_the_whole_model(staged, name, tmp_path):
     model = staged(MODELS[name])
     whole = whole_of(model, tmp_path)
-    check_stages(whole, model.manifest, VOCAB)
+    model.check(whole)
     generator = torch.Generator().manual_seed(1)
     tokens, targets = torch.randint(0, VOCAB, (2, 2, CONTEXT), generator=generator)
-    sections = [ModelSection(whole, model.layers(stage), ends=not stage) for stage in range(STAGES)]
+    sections = [model.section(whole, stage) for stage in range(STAGES)]
     expected = loss_of(whole)(tokens, targets)
     expected.backward()
     gradients = {name: value.grad.clone() for name, value in whole.named_parameters()}
@@ -129,26 +127,79 @@ def test_models_that_cannot_be_cut_are_refused(staged, tmp_path):
         layered(torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 9)))
     assert "blocks, embed, through and logits" in refused.value.hint
     few = staged(GPT2 | {"n_layer": 2})
-    with pytest.raises(ModelError, match="2 layers, and the run 3 stages"):
-        build(few.manifest, VOCAB, f"hf:{tmp_path}", tmp_path)
+    with pytest.raises(ModelError, match="too few layers for 3 stages: 2"):
+        few.check(whole_of(few, tmp_path))
+    with pytest.raises(ModelError, match="too few layers"):
+        HeldStage(few, 1)
     window = staged(LLAMA | {"model_type": "mistral", "sliding_window": 8})
-    with pytest.raises(ModelError, match="other logits"):
-        build(window.manifest, VOCAB, f"hf:{tmp_path}", tmp_path)
+    with pytest.raises(ModelError, match="their logits or loss differ"):
+        window.check(whole_of(window, tmp_path))
+    narrow = staged({}, LAYERED.replace("width: int = 64", "width: int = 8"))
+    with pytest.raises(ModelError, match="cannot encode x of width 8"):
+        narrow.check(whole_of(narrow, tmp_path))
 
 
 @pytest.mark.parametrize(
     ("old", "new", "match"),
     [
-        ("return self.logits(", "return 1.01 * self.logits(", "other logits"),
+        ("return self.logits(", "return 1.5 * self.logits(", "their logits or loss differ"),
         ("is_causal=True", "causal=True", "causal"),
+        (
+            "        return x\n\n    def logits",
+            "        return x * 1.1\n\n    def logits",
+            "their logits or loss differ",
+        ),
+        (
+            "for block in blocks:",
+            "for n, block in enumerate(blocks):\n            x = x + n",
+            "their logits or loss differ",
+        ),
+        ("        return x\n\n    def logits", "        return x + self.head.bias[0]\n\n    def logits", "bias"),
+        (
+            "        return x\n\n    def logits",
+            "        self.head(x)\n        return x\n\n    def logits",
+            "another stage holds",
+        ),
         ("def forward(self, tokens):", "def forward(self, tokens, targets=None):", "cannot be cut"),
+        ("return self.logits(", "return (1 + self.training) * self.logits(", "their logits or loss differ"),
+        ("        for block in blocks:", "        for block in blocks:\n            x += 1", "cannot be cut"),
+        (
+            "        self.head = nn.Linear(width, vocab)",
+            "        self.head = nn.Linear(width, vocab)\n        self.double()",
+            "float32 of shape",
+        ),
+        (
+            "        self.head = ",
+            "        self.again = self.blocks\n        self.head = ",
+            "again.0.* is in another list",
+        ),
+        ("        self.head = ", "        self.blocks[3].requires_grad_(False)\n        self.head = ", "the parameter"),
+        (
+            "        self.head = ",
+            "        self.blocks[3] = self.blocks[0]\n        self.head = ",
+            "shared between layers",
+        ),
+        ("        self.head = ", "        self.lock = __import__('threading').Lock()\n        self.head = ", "copied"),
     ],
 )
-def test_parts_that_differ_from_the_models_forward_are_refused(staged, old, new, match, tmp_path):
+def test_models_whose_stages_would_train_another_one_are_refused(staged, old, new, match, tmp_path):
     assert old in LAYERED
     model = staged({}, LAYERED.replace(old, new))
     with pytest.raises(ModelError, match=match):
-        check_stages(whole_of(model, tmp_path), model.manifest, VOCAB)
+        model.check(whole_of(model, tmp_path))
+
+
+def test_check_changes_neither_buffers_nor_random_numbers(staged, tmp_path):
+    code = LAYERED.replace("self.head = ", "self.norm = nn.BatchNorm1d(width)\n        self.head = ")
+    code = code.replace("return self.head(x)", "return self.head(self.norm(x.mT).mT)").replace(
+        "dropout=0.0", "dropout=0.5"
+    )
+    model = staged({}, code, 'buffers = "local"\n')
+    whole = whole_of(model, tmp_path)
+    before, state = {name: value.clone() for name, value in whole.state_dict().items()}, torch.get_rng_state()
+    model.check(whole)
+    assert whole.training and torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], value) for name, value in whole.state_dict().items())
 
 
 @pytest.mark.parametrize(
