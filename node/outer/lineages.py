@@ -41,6 +41,7 @@ class Lineages:
         founder: bytes,
     ) -> None:
         presence = rounds.presence
+        self._is_excluded = presence.roster.is_excluded
         self._replica, self._fragment, self._now, self._received = rounds.replica, rounds.fragment, rounds.now, chains
         self._live, self._send_queue, self._me = presence.live, presence.send_queue, presence.roster.record.peer_id
         self._current, self._quorum_wait, self._states, self._founder = rounds.current, quorum_wait, states, founder
@@ -178,16 +179,18 @@ class Lineages:
     def adoptable(self) -> Fork | None:
         """Return the fork of a prevailing lineage that was founded with our state; the next tick takes it up.
 
-        Members do not take up one that was founded with newcomers on trial.
+        None takes up one that was founded with peers that are excluded here, and no member one with newcomers on trial.
         """
         ours = self._replica.chain
         for peer in sorted(self.prevailing()) if self._quorum_wait.since is not None else ():
             chain = self._chains[peer]
             fork = chain[-1].fork
-            begins_with_ours = (
-                len(chain) == shared(chain, ours) + 1 == len(ours) + 1 and fork.base == self._replica.digest
+            begins_with_ours = len(chain) == shared(chain, ours) + 1 == len(ours) + 1 and (fork.round, fork.base) == (
+                self._replica.round,
+                self._replica.digest,
             )
-            trial = any(map(self._current().agreement.on_trial, new_founders(fork)))
-            if begins_with_ours and not (trial and self._me in fork.before):
+            new = new_founders(fork)
+            trial = self._me in fork.before and any(map(self._current().agreement.on_trial, new))
+            if begins_with_ours and not trial and not any(map(self._is_excluded, new, fork.tokens)):
                 return fork
         return None

@@ -84,13 +84,14 @@ def replica_after(round, members=IDS):
 class Scene:
     """Peer `me` after round ROUND, with links to `live`.
 
-    `sent`: (peer, message); `told`: (peer, Head, chain); `events`: (name, fields). `verified`: number of checked signatures of
-    chains.
+    `excluded`: peers that are banned or revoked here. `sent`: (peer, message); `told`: (peer, Head, chain); `events`:
+    (name, fields). `verified`: number of checked signatures of chains.
     """
 
     def __init__(self, live=IDS, *, me=ME, orphan=ORPHAN, patience=PATIENCE, round=ROUND, founder=b""):
         self.now, self.sent, self.told, self.events, self.me, self.patience = 0.0, [], [], [], me, patience
         self.states, self.waiting, self.verified = SimpleNamespace(entered=True), 0, 0
+        self.excluded = set()
         self.replica, self.store, self.live = replica_after(round), Store(me), set(live) - {me}
         presence = SimpleNamespace(
             rationed=RationedWork(lambda: self.now),
@@ -100,7 +101,9 @@ class Scene:
                 bulk=lambda to, frame, requested: self.told.append((to, frame.message, decode(frame.payload))),
                 requested=lambda to, kind, fragment: self.waiting,
             ),
-            roster=SimpleNamespace(record=SimpleNamespace(peer_id=me)),
+            roster=SimpleNamespace(
+                record=SimpleNamespace(peer_id=me), is_excluded=lambda peer, token: peer in self.excluded
+            ),
         )
         self.current = self.next_round()
         self.quorum_wait = QuorumWait(orphan, now=lambda: self.now, current=lambda: self.current)

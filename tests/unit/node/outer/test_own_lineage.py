@@ -342,12 +342,25 @@ def test_lineage_is_taken_up_if_the_run_admits_its_founders(admitted):
     assert (scene.replica.members == (CAT, stranger)) == admitted
 
 
-def test_only_a_lineage_that_begins_with_our_state_is_adopted_at_once():
-    """A later fork of it may name our digest, too; it is not ours to continue."""
+def test_lineage_with_a_founder_that_is_excluded_here_is_not_taken_up():
+    """Its chain is valid: other peers may not know the revocation."""
+    stranger = bytes([50]) * 32
+    scene = Scene(live=(CAT,))
+    scene.excluded.add(stranger)
+    scene.run(1.0)
+    scene.on_chain(CAT, branch(CAT, stranger))
+    scene.run(0.5)
+    assert scene.replica.members == IDS
+
+
+@pytest.mark.parametrize("later", ["fork", "round"])
+def test_only_a_lineage_that_begins_with_our_state_is_adopted_at_once(later):
+    """A later fork of it, or one of a later round, may name our digest, too; it is not ours to continue."""
     scene = Scene(live=())
     scene.run(1.0)
-    chain = branch(ANN)
-    again = branch(CAT, chain=chain, before=(ANN,), base=scene.replica.digest)
+    again = branch(CAT, round=ROUND + 1, base=scene.replica.digest)
+    if later == "fork":
+        again = branch(CAT, chain=branch(ANN), before=(ANN,), base=scene.replica.digest)
     scene.link(CAT)
     scene.on_chain(CAT, again)
     scene.run(0.5)
