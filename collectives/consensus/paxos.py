@@ -107,7 +107,7 @@ class Agreement:
         """True if the swarm is ahead, or most members have another state than ours, which must be fetched."""
         self.past: set[PeerId] = set()
         """Peers that report to be in a later round."""
-        self.sign, self.verify = keyring.sign, keyring.verify
+        self.sign, self.verify, self._key_of = keyring.sign, keyring.verify, keyring.key_of
         self._electorate = Electorate(self.me, terms, live, keyring.verify, standing)
         equivocation = Equivocation(self._electorate.standing.report_equivocation)
         self.announcements = Announcements(keyring, self._electorate, equivocation)
@@ -121,10 +121,10 @@ class Agreement:
         self._shown: set[tuple[PeerId, Ballot]] = set()
         self._valid: Proposal | None = None
         """Valid proposal of another leader that this peer does not follow yet."""
-        self._unproven: dict[PeerId, float] = {}
+        self._silenced_until: dict[PeerId, float] = {}
         """Senders of a false commit, and the time until which no other one of theirs is checked."""
         self._examined: set[tuple[PeerId, PeerId]] = set()
-        """Senders of farewells whose votes were checked, each with the member that has left."""
+        """Senders and members of the farewells whose votes were checked since the last ballot."""
         self._out: list[tuple[PeerId | None, Message]] = []
         if self._acceptor.abstains:
             self._electorate.nonvoters.add(self.me)
@@ -318,7 +318,7 @@ class Agreement:
         return found
 
     def _on_commit(self, sender: PeerId, message: Commit, now: float) -> None:
-        if now < self._unproven.get(sender, 0.0):
+        if now < self._silenced_until.get(sender, 0.0) or not self._checkable(message):
             return
         if self.commit is None and certified(message, self._electorate, self.verify):
             self.commit = message
@@ -327,10 +327,16 @@ class Agreement:
             if self._proposer.ballot is not None:
                 self._out.append((None, message))  # Peers that we have asked wait for us now.
         elif self.commit is None:
-            self._unproven[sender] = now + self.terms.patience
+            self._silenced_until[sender] = now + self.terms.patience
         elif conflicting(self.commit, message):
-            self._unproven[sender] = now + self.terms.patience
+            self._silenced_until[sender] = now + self.terms.patience
             self._check.note_commit(message)
+
+    def _checkable(self, message: Commit) -> bool:
+        """Return True if the keys that prove a commit are known here: it is wrong only if signatures are."""
+        peers = [vote.peer for vote in message.votes if self._key_of(vote.peer) is not None]
+        left = [farewell.peer for farewell in message.proposal.farewells]
+        return self._electorate.suffice(peers, message.proposal) and None not in map(self._key_of, left)
 
     def _handle_after_commit(self, sender: PeerId, message: Message, commit: Commit) -> None:
         """Handle a message after the commit: it may be evidence, and its sender may lack the commit."""
@@ -361,7 +367,7 @@ class Agreement:
                 if message.voted is not None:
                     self._check.note(message.voted)
                 # Only a vote that counts is worth the time of its check.
-                counts = message.voted is None or self._proposer.expects_vote(sender, message.ballot)
+                counts = message.voted is None or self._proposer.expects_vote(sender, message)
                 if counts and (message.voted is None or self._check.genuine(message.voted)):
                     self._proposer.on_promise(sender, message, signature)
             case Decline():
@@ -389,7 +395,10 @@ class Agreement:
         if not self._check.concerns(sender, message, self.proposal):
             return
         # The signatures of one proposal can take a long time, so they are checked once for each ballot that counts.
-        if self._acceptor.counts(sender, message.proposal, now) and self._check.valid(message):
+        if not self._acceptor.counts(sender, message.proposal, now):
+            return
+        self._examined.clear()
+        if self._check.valid(message):
             self._valid = message.proposal
             self._follow(now)
 
@@ -479,11 +488,12 @@ class Agreement:
             self._proposer.on_peer_lost(peer, self.proposal)
 
     def _examines(self, sender: PeerId, peer: PeerId) -> bool:
-        """Return True for the first farewell of a member, from each sender, whose vote is checked.
+        """Return True for the first farewell of a member that a member sends since the last ballot.
 
-        A liar can sign any number of farewells, each with another vote, and these take long to check.
+        A liar can sign any number of farewells, each with another vote, and these take long to check. One that fails here for
+        lack of a key may come again in the next ballot.
         """
-        examined = (sender, peer) in self._examined
+        examined = (sender, peer) in self._examined or sender not in self.terms.members
         self._examined.add((sender, peer))
         return not examined
 

@@ -54,9 +54,10 @@ class ProposalCheck:
         return not first or proposal.adopted is None  # No results exist before the first ballot.
 
     def valid(self, message: Propose) -> bool:
-        """Return True if an honest leader can have made a sound proposal; refuse the leader if none has.
+        """Return True if an honest leader can have made a sound proposal.
 
-        The promises are checked before the new members: only a leader whose ballot a quorum has promised has those.
+        A leader that cannot be honest is refused. The promises are checked before the new members: only a leader whose ballot
+        a quorum has promised has those.
         """
         proposal = message.proposal
         if not self._electorate.farewells.valid(proposal):

@@ -163,12 +163,13 @@ class Proposer:
         # Peers on trial must not hold up a ballot.
         self._asked = {peer for peer in self._asked if not self._electorate.on_trial(peer)}
 
-    def expects_vote(self, sender: PeerId, ballot: Ballot) -> bool:
+    def expects_vote(self, sender: PeerId, message: Promise) -> bool:
         """Return True for a member's first promise with a vote in our ballot.
 
         An honest peer promises a ballot once.
         """
-        expected = ballot == self.ballot and sender in self._terms.members and sender not in self._voters
+        ours = (message.ballot, message.lineage) == (self.ballot, self._terms.lineage)
+        expected = ours and sender in self._terms.members and sender not in self._voters
         if expected:
             self._voters.add(sender)
         return expected

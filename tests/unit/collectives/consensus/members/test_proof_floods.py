@@ -38,15 +38,28 @@ TERMS = RoundTerms(5, 0, IDS, bytes(32), bytes(32), fraction=TWO_THIRDS, lives=L
 RESULTS, NEWCOMERS, FLOOD = b"r" * 32, 6, 40
 
 
+class LateKeys(FakeKeys):
+    """Keyring that lacks the keys of some peers."""
+
+    def __init__(self, scene):
+        super().__init__(ME, sign, lambda peer, *signed: peer not in scene.unknown and scene.verify(peer, *signed))
+        self._unknown = scene.unknown
+
+    def key_of(self, peer):
+        return None if peer in self._unknown else peer
+
+
 class Scene:
     """Agreement of one peer.
 
-    `checked`: announcements of new members whose signatures it has checked; `counted`: checked votes.
+    `checked`: announcements of new members whose signatures it has checked; `counted`: checked votes. `unknown`: peers whose
+    keys it does not know yet.
     """
 
     def __init__(self, present=IDS):
         self.checked = self.counted = 0
-        self.one = Agreement(FakeKeys(ME, sign, self.verify), TERMS, live=present, store=FixedLife(LIVES[ME]))
+        self.unknown = set()
+        self.one = Agreement(LateKeys(self), TERMS, live=present, store=FixedLife(LIVES[ME]))
         for peer in present:
             if peer != ME:
                 self.receive(peer, announced(LIVES[peer]))
@@ -149,6 +162,15 @@ def test_vote_in_a_promise_is_checked_once_for_each_member_and_ballot():
     assert scene.checked == 2 * NEWCOMERS
 
 
+def test_promise_of_another_lineage_does_not_replace_that_of_a_member():
+    scene = Scene((ME, LIAR, OTHER))
+    begun, voted = scene.one.acceptor.promised, proposal_of(1, Ballot(1, LEADER), genuine=False)
+    scene.receive(OTHER, Promise(5, 0, begun, voted, RESULTS, b"o" * LIFE))
+    assert scene.checked == 0
+    scene.receive(OTHER, Promise(5, 0, begun, voted, RESULTS, TERMS.lineage))
+    assert scene.checked == NEWCOMERS
+
+
 def test_vote_in_a_farewell_is_checked_once_for_each_member_and_sender():
     """A peer that passes on the farewell of an honest member has checked its vote, perhaps with keys that are unknown here."""
     scene = Scene()
@@ -159,6 +181,13 @@ def test_vote_in_a_farewell_is_checked_once_for_each_member_and_sender():
     assert scene.checked == NEWCOMERS
     scene.receive(OTHER, leave)
     assert scene.checked == 2 * NEWCOMERS
+    scene.receive(bytes([9]) * 32, leave)  # of a peer that is no member
+    assert scene.checked == 2 * NEWCOMERS
+    # A ballot that counts may bring keys that were unknown, so the farewell is checked again.
+    scene.receive(LEADER, Propose(proposal_of(1, Ballot(1, LEADER))))
+    before = scene.checked
+    scene.receive(OTHER, leave)
+    assert scene.checked == before + NEWCOMERS
 
 
 def commit_of(number, signer=None, digest=RESULTS):
@@ -177,6 +206,17 @@ def test_commits_of_a_peer_whose_last_one_was_false_are_checked_after_a_patience
     scene.receive(LIAR, commit_of(0), 0.1 + 0.9 * TERMS.patience)
     assert scene.one.commit is None
     scene.receive(LIAR, commit_of(0), 0.1 + 1.1 * TERMS.patience)
+    assert scene.one.commit == commit_of(0)
+
+
+def test_commit_whose_voters_are_unknown_is_no_false_one():
+    """A peer that restarts knows the keys of members that are gone a moment later."""
+    scene = Scene()
+    scene.unknown.add(LEADER)
+    scene.receive(OTHER, commit_of(0), 0.1)
+    assert scene.one.commit is None and scene.counted == 0
+    scene.unknown.clear()
+    scene.receive(OTHER, commit_of(0), 0.2)
     assert scene.one.commit == commit_of(0)
 
 
