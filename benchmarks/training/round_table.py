@@ -68,7 +68,7 @@ class StubSession:
     def waiting_for(self) -> Collection[PeerId]:
         return ()
 
-    def report(self, name: str, detail: str) -> None:
+    def report(self, name: str, detail: str, **fields: object) -> None:
         if name != "uncommitted":
             raise AssertionError(f"{name}: {detail}")
 

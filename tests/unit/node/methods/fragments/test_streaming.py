@@ -180,11 +180,10 @@ def test_streaming_non_finite_model_sends_nothing_and_resets(text, monkeypatch):
             spoilt.append(2)
 
     said = []
-    monkeypatch.setattr(
-        "benchmarks.training.round_table.StubSession.report", lambda self, name, detail: said.append(name)
-    )
+    report = "benchmarks.training.round_table.StubSession.report"
+    monkeypatch.setattr(report, lambda self, name, detail, **fields: said.append(name))
     table, models = asyncio.run(drive(text, 6, look=look))
-    assert said == ["unsent"] and spoilt == [1, 2]
+    assert said == ["unsent", "alarm", "alarm_over"] and spoilt == [1, 2]
     assert all(np.isfinite(model.theta).all() for model in models)
     assert sum(0 in weights for weights in table.weights) == 1 and table.slots[0].replica.round == 6
 
