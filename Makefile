@@ -60,7 +60,7 @@ docs: $(VENV)/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-# Eight hours on two cores. PART=3/8: the third of eight parts, about an hour, without the mutants.
+# Some 75 minutes on two cores with nothing beside it, and then the mutants. PART=3/8: the third of eight parts, without the mutants.
 soak: $(VENV)/ready $(if $(PART),,mutants)
 	$(PYTEST) -m soak --timeout 3600 $(if $(PART),--part $(PART))
 
