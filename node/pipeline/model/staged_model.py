@@ -21,6 +21,9 @@ from torch import Tensor, nn
 TOLERANCE = 1e-4
 """Relative difference of logits and losses that the order of sums can explain."""
 
+TINY = 1e-6
+"""Logits below it count as zero."""
+
 WHAT = "a stage may use its layers, x and positions only, and the loss is the cross-entropy (docs/guides/pipelines.md)"
 
 
@@ -119,7 +122,9 @@ class StagedModel:
         try:
             section = ModelSection(module, self.layers(stage), ends=not stage)
         except TypeError as error:  # of an attribute that cannot be copied, such as a lock
-            raise ModelError(f"the modules of the model cannot be copied: {error}", WHAT) from error
+            raise ModelError(
+                f"the modules of the model cannot be copied: {error}", "store such objects outside of its modules"
+            ) from error
         held = {name for name, value in section.module.named_parameters() if value.requires_grad}
         if held != own:
             name = min(held ^ own)
@@ -143,7 +148,8 @@ class StagedModel:
             parts = _drawn(device, lambda: self._through(sections, tokens))
             if whole.shape != parts.shape:
                 raise ValueError(f"forward gives logits of shape {list(whole.shape)}, the stages {list(parts.shape)}")
-            off = float((whole - parts).abs().max() / whole.abs().max())
+            largest = max(float(whole.abs().max()), TINY)  # logits of a head that starts at zero are zero
+            off = float((whole - parts).abs().max()) / largest
             off = max(off, abs(float(cross_entropy(parts, tokens) / loss) - 1))
         except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
             raise ModelError(f"the model cannot be cut into stages: {error}", WHAT) from error

@@ -189,6 +189,12 @@ def test_models_whose_stages_would_train_another_one_are_refused(staged, old, ne
         model.check(whole_of(model, tmp_path))
 
 
+def test_head_that_starts_at_zero_is_no_reason_to_refuse_a_model(staged, tmp_path):
+    zero = "nn.init.zeros_(self.head.weight), nn.init.zeros_(self.head.bias)"
+    model = staged({}, LAYERED.replace("    def embed(", f"        {zero}\n\n    def embed(", 1))
+    model.check(whole_of(model, tmp_path))
+
+
 def test_check_changes_neither_buffers_nor_random_numbers(staged, tmp_path):
     code = LAYERED.replace("self.head = ", "self.norm = nn.BatchNorm1d(width)\n        self.head = ")
     code = code.replace("return self.head(x)", "return self.head(self.norm(x.mT).mT)").replace(
