@@ -24,7 +24,9 @@ TOLERANCE = 1e-4
 TINY = 1e-6
 """Logits below it count as zero."""
 
-WHAT = "a stage may use its layers, x and positions only, and the loss is the cross-entropy (docs/guides/pipelines.md)"
+STAGE_LIMITS = (
+    "a stage may use its layers, x and positions only, and the loss is the cross-entropy (docs/guides/pipelines.md)"
+)
 
 
 class StagedModel:
@@ -128,7 +130,7 @@ class StagedModel:
         held = {name for name, value in section.module.named_parameters() if value.requires_grad}
         if held != own:
             name = min(held ^ own)
-            raise ModelError(f"stage {stage} {'has' if name in held else 'lacks'} the parameter {name}", WHAT)
+            raise ModelError(f"stage {stage} {'has' if name in held else 'lacks'} the parameter {name}", STAGE_LIMITS)
         return section
 
     def check(self, module: nn.Module) -> None:
@@ -152,7 +154,7 @@ class StagedModel:
             off = float((whole - parts).abs().max()) / largest
             off = max(off, abs(float(cross_entropy(parts, tokens) / loss) - 1))
         except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
-            raise ModelError(f"the model cannot be cut into stages: {error}", WHAT) from error
+            raise ModelError(f"the model cannot be cut into stages: {error}", STAGE_LIMITS) from error
         finally:
             module.train(training)
             with torch.no_grad():
@@ -160,7 +162,8 @@ class StagedModel:
                     buffer.copy_(before)
         if not off <= TOLERANCE:
             raise ModelError(
-                f"the model cannot be cut into stages: their logits or loss differ from its own by {off:.2g}", WHAT
+                f"the model cannot be cut into stages: their logits or loss differ from its own by {off:.2g}",
+                STAGE_LIMITS,
             )
 
     def _through(self, sections: Sequence[ModelSection], tokens: Tensor) -> Tensor:
