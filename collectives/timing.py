@@ -24,7 +24,8 @@ MAX_PATIENCE = 120.0
 class Patience:
     """Seconds without progress before a peer acts: three times the mean duration of exchanges.
 
-    It is at least `floor`. The mean is a moving average.
+    It is at least `floor`. The mean is a moving average. One exchange at most doubles it: it may have lasted long because
+    this peer was cut off, and with a long patience a lost answer would then delay the next rounds here.
     """
 
     def __init__(self, floor: float) -> None:
@@ -32,4 +33,5 @@ class Patience:
 
     def observe(self, took: float) -> None:
         """Count an exchange that took this number of seconds."""
-        self.seconds = max(self._floor, min(MAX_PATIENCE, 0.7 * self.seconds + 0.3 * 3.0 * took))
+        mean = 0.7 * self.seconds + 0.3 * 3.0 * took
+        self.seconds = max(self._floor, min(MAX_PATIENCE, 2 * self.seconds, mean))

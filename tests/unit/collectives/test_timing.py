@@ -16,6 +16,12 @@ def test_patience_approaches_three_times_the_usual_duration_between_its_limits()
 
 
 def test_patience_follows_one_long_exchange_by_three_tenths():
-    patience = Patience(2.0)
+    patience = Patience(10.0)
     patience.observe(10.0)
-    assert patience.seconds == pytest.approx(0.7 * 2.0 + 0.3 * 30.0)
+    assert patience.seconds == pytest.approx(0.7 * 10.0 + 0.3 * 30.0)
+
+
+def test_one_exchange_that_an_outage_interrupted_at_most_doubles_patience():
+    patience = Patience(2.0)
+    patience.observe(1000.0)
+    assert patience.seconds == 4.0
