@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from thinwire.node.peer.status import Status
-from thinwire.node.runtime.console import bytes_text, clock_text
+from thinwire.node.runtime.console import bytes_text, clock_text, factor_text
 
 
 class ProgressLine:
@@ -48,7 +48,7 @@ def _lines(status: Status, rounds: int, left: float | None) -> Iterator[str]:
         f"round {status.round}{end}",
         "" if loss is None else f"loss {loss:.3f}",
         "" if left is None else f"ETA {clock_text(left)}",
-        saved and f"{saved} (×{status.saved_factor:.0f})",
+        saved and f"{saved} ({factor_text(status.saved_factor)})",
     ]
     here = 1 + sum(peer.state == "alive" for peer in status.peers)
     details = [status.phase, f"{here} peer{'s' if here > 1 else ''}"]

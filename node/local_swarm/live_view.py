@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from thinwire.node.local_swarm.child_process import Child
 from thinwire.node.local_swarm.event_analysis import EventAnalysis, bytes_sent, saved_factor
-from thinwire.node.runtime.console import LOGGER, bytes_text, clock_text, count_text, plain, saved_text
+from thinwire.node.runtime.console import LOGGER, bytes_text, clock_text, count_text, factor_text, plain, saved_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def table(snapshot: Snapshot) -> Table:
             count_text(one.speed) if one.speed else "-",
             bytes_text(one.up),
             bytes_text(one.down),
-            f"×{one.factor:.0f}" if one.factor else "-",
+            factor_text(one.factor),
             f"{one.sync:.1f} s",
         )
         state = Text(plain(one.state), style=_COLOURS.get(one.state, ""))

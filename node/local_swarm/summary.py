@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinwire.node.local_swarm.event_analysis import DigestComparison, Recovery
-from thinwire.node.runtime.console import bytes_text, clock_text
+from thinwire.node.runtime.console import bytes_text, clock_text, factor_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,10 @@ def lines(summary: Summary) -> list[tuple[str, str]]:
             "one peer alone",
             f"{_loss(summary.alone_after)} after the same {summary.steps} steps on the shard of {summary.alone}",
         ),
-        ("bytes sent", " · ".join(f"{one.name} {bytes_text(one.bytes)} (×{one.factor:.0f})" for one in summary.sent)),
+        (
+            "bytes sent",
+            " · ".join(f"{one.name} {bytes_text(one.bytes)} ({factor_text(one.factor)})" for one in summary.sent),
+        ),
         ("", "×: how many times more synchronous data parallelism in fp32 would have sent for the same steps"),
         *([("kill -9", _kill(summary.kill))] if summary.kill else []),
         *([("late joiner", _newcomer(summary.newcomer))] if summary.newcomer else []),

@@ -274,7 +274,16 @@ class _NoTraceback(logging.Formatter):
 
 def saved_text(factor: float) -> str:
     """Return how many times more synchronous training in fp32 would have sent, in brackets; 0: ""."""
-    return f" ({factor:.0f} times less than synchronous fp32)" if factor else ""
+    return f" ({_times(factor)} times less than synchronous fp32)" if factor else ""
+
+
+def factor_text(factor: float) -> str:
+    """Format a factor: "×12", "×0.4"; 0, if it is unknown: "-"."""
+    return f"×{_times(factor)}" if factor else "-"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.{0 if factor >= 9.95 else 1}f}"
 
 
 def bytes_text(count: float) -> str:

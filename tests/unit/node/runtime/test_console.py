@@ -18,7 +18,9 @@ from thinwire.node.runtime.console import (
     bytes_text,
     clock_text,
     count_text,
+    factor_text,
     log_style,
+    saved_text,
     set_up_logging,
 )
 
@@ -185,3 +187,11 @@ def test_json_line_of_a_path_that_is_no_text_is_not_lost(capsys):
     set_up_logging("json", None)
     LOGGER.info("cannot read %s", "a\udcff")
     assert json.loads(capsys.readouterr().err)["message"] == "cannot read a\udcff"
+
+
+@pytest.mark.parametrize(
+    ("factor", "text"), [(0.0, "-"), (0.38, "×0.4"), (1.0, "×1.0"), (9.94, "×9.9"), (9.96, "×10"), (212.4, "×212")]
+)
+def test_factor_below_ten_has_one_decimal_place(factor, text):
+    assert factor_text(factor) == text
+    assert saved_text(factor) == (f" ({text[1:]} times less than synchronous fp32)" if factor else "")
