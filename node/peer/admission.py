@@ -136,17 +136,22 @@ class Admission:
     async def _enters_without_token(self, contacts: Sequence[Contact]) -> bool:
         """Knock once more without our token if it may have expired; return True if admitted.
 
-        An open run needs no token.
+        An open run needs no token. A member that is refused keeps it: it comes back with an expired one, too.
         """
-        if not 0 < expiry(self._token) < self._environment.wall() + SKEW:
+        token = self._token
+        if not 0 < expiry(token) < self._environment.wall() + SKEW:
             return False
-        self._token = b""
-        self.presence.roster.drop_token(self._environment.now())
-        self.transport.learn(self.presence.roster.record)
+        self._use_token(b"")
         if await self._knock(contacts, 0.0, ()) is not None:
+            self._use_token(token)
             return False
         self._emit("alarm", {"detail": "the invite has expired, so this peer joins as one without an invite"})
         return True
+
+    def _use_token(self, token: bytes) -> None:
+        self._token = token
+        self.presence.roster.use_token(token, self._environment.now())
+        self.transport.learn(self.presence.roster.record)
 
     @property
     def _continues(self) -> bool:

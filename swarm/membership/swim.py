@@ -212,10 +212,10 @@ class Roster:
         self.due = -math.inf
         self._transitions.update(now, capabilities=capabilities)
 
-    def drop_token(self, now: float) -> None:
-        """Publish a new record of this peer without a token."""
+    def use_token(self, token: bytes, now: float) -> None:
+        """Publish a new record of this peer with this token; empty: without one."""
         self.due = -math.inf
-        self._transitions.update(now, token=b"")
+        self._transitions.update(now, token=token)
 
     def on_link_down(self, peer: PeerId, now: float) -> Outgoing:
         """Probe a peer at once because a link to it broke. A broken link alone does not make it dead."""

@@ -16,7 +16,9 @@ from thinwire.node.runtime.directories import RunDirectory
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.runtime.environment import Environment
 from thinwire.sims.engine import virtual_loop
+from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter
 from thinwire.swarm.identity.identity import Identity
+from thinwire.swarm.identity.invite import Invite, Seed
 from thinwire.swarm.identity.peer_record import PeerRecord
 from thinwire.swarm.manifest.manifest import ManifestMismatch
 from thinwire.swarm.manifest.parser import sign
@@ -38,6 +40,8 @@ class Knocking(Admission):
         self._scripted, self.book = transport, known_peers
         self.members, self.tasks, self.learned = {}, [], []
         """Peer id -> record in the roster; tasks that run beside the presence; what the roster learns, with its options."""
+        self.used = []
+        """Tokens that this peer has announced after its first one."""
 
     async def _open(self, open_transport):
         assert self._scripted is not None, "the manifest comes first"
@@ -53,6 +57,7 @@ class Knocking(Admission):
             peers=peers,
             record=SimpleNamespace(wire=b""),
             learn=lambda record, now, **how: self.learned.append((record.peer_id, how)),
+            use_token=lambda token, now: self.used.append(token),
         )
         self.presence = SimpleNamespace(roster=roster, attend=self.tasks.append)
 
@@ -119,6 +124,36 @@ def test_restarted_founder_searches_for_its_swarm(tmp_path, answers, alone, seco
         with pytest.raises(found):
             searched(admission, signed)
     assert len(admission.tasks) == isinstance(found, bool)
+    for task in admission.tasks:
+        task.close()
+
+
+class Returning(Knocking):
+    """Admission of a peer that may continue the run alone."""
+
+    _continues = True
+
+
+def test_peer_that_returns_alone_keeps_its_expired_token(tmp_path):
+    """The addresses of the others have another run now; later the others may come back, and refuse it without a token."""
+    signed, files = sign(b"", AUTHOR), RunDirectory(tmp_path)
+    files.manifest.write_bytes(signed.toml)
+    files.signature.write_bytes(signed.author + signed.signature)
+    run_id = signed.verify().run_id(AUTHOR.public_key)
+    seeds = tuple(Seed(contact.address, contact.transport_key) for contact in ADDRESSES)
+    inviter = Inviter(AUTHOR, b"", AdmissionPolicy(run_id, AUTHOR.public_key, 2))
+    invite = inviter.invite(Invite(run_id, seeds), AUTHOR.peer_id, expires=int(1e9) - 10)
+
+    class Transport:
+        learn = staticmethod(lambda record: None)
+
+        async def meet(self, contact, hello):
+            return Refuse("run", "")
+
+    admission = Returning(signed, tmp_path, transport=Transport())
+    joins = virtual_loop.run(admission.arrive(invite, None, 5.0), seed=1)
+    assert not joins and admission.used[0] == b""
+    assert admission.used[-1] == files.token.read_bytes() == invite.token
     for task in admission.tasks:
         task.close()
 
