@@ -40,7 +40,7 @@ def committed(report, *, sent=0, missing=()):
 
 @pytest.mark.parametrize(
     ("sent", "text"),
-    [(0, "up 0 B · exchange 0.0 s"), (1000, "up 1.0 kB (8 times less than synchronous fp32) · exchange 0.0 s")],
+    [(0, "up 0 B · exchange 0.0 s"), (1000, "up 1.0 kB (8.0 times less than synchronous fp32) · exchange 0.0 s")],
 )
 def test_line_of_a_round_names_what_was_saved_only_if_bytes_were_sent(sent, text):
     report, lines = reporter()
