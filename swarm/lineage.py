@@ -112,7 +112,7 @@ def _rank(entry: ChainEntry) -> tuple[int, int, int, int, bool, int, bytes]:
         joined.update(one.members, one.commit.proposal.members)
     known = [place for place, peer in enumerate(fork.before) if peer in fork.members]  # by seniority
     senior, others = -min(known, default=0), not joined.issubset(fork.members)
-    # Lives begin with the time at which they were drawn, see vote_store.new_life.
+    # Lives begin with the time at which they were drawn, see members/vote_store.py.
     return (
         fork.round,
         len(known),

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from thinwire.collectives.blocking_work import Work
 from thinwire.collectives.consensus.members.terms import RoundTerms
-from thinwire.collectives.consensus.vote_store import MemoryVoteStore
+from thinwire.collectives.consensus.members.vote_store import MemoryVoteStore
 from thinwire.collectives.deterministic_rounding import encode
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_plane_factory import DataPlaneFactory, DataPlaneSpec

@@ -34,9 +34,9 @@ from thinwire.collectives.consensus.justification import justify, sealed
 from thinwire.collectives.consensus.members.lives import lives_in_order
 from thinwire.collectives.consensus.members.peer_standing import PeerStanding
 from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.members.vote_store import MemoryVoteStore
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import name_of
-from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.swarm.frame import HEADER_BYTES, Frame, decode, encode, parse_header, sign_message
 from thinwire.swarm.identity.admission_token import AdmissionPolicy, Inviter, token_of
 from thinwire.swarm.identity.identity import Identity

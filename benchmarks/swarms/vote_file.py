@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from thinwire.collectives.consensus.vote_store import VoteRecord
+from thinwire.collectives.consensus.members.vote_store import VoteRecord
 from thinwire.node.membership.known_peers_file import replace_file
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.state.vote_file import VoteFile

@@ -1,7 +1,8 @@
 """Acceptor: promises and votes of one peer in a round; its memory makes the result unique.
 
-A promise or vote is durable before it is sent (see `vote_store`), so a peer that restarts remembers it. If the store fails, the
-peer does not promise or vote. A peer that has lost its store has a new life, which is no member (see `Proposal.lives`).
+A promise or vote is durable before it is sent (see `members.vote_store`), so a peer that restarts remembers it. If the
+store fails, the peer does not promise or vote. A peer that has lost its store has a new life, which is no member (see
+`Proposal.lives`).
 
 An acceptor may always ignore a ballot. The ballots of one peer are followed only as often as an honest proposer begins
 them: some at once, then one after pauses that double. Otherwise the peer that asks most often would win, and no ballot of
@@ -16,8 +17,8 @@ from collections.abc import Callable, Mapping
 from thinwire.collectives.consensus.electorate import LeaderViews
 from thinwire.collectives.consensus.farewells import signed
 from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.members.vote_store import VoteRecord, VoteStore
 from thinwire.collectives.consensus.proposal import name_of, sound
-from thinwire.collectives.consensus.vote_store import VoteRecord, VoteStore
 from thinwire.swarm.messages.registry import (
     Ballot,
     Digest,

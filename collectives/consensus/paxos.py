@@ -26,10 +26,10 @@ a round" in docs/design/agreement.md.
     Leave      member -> all           the last vote, and no further one in this round
     ShownReady any -> any              an announcement that an adopted proposal names
 
-Parts: promises and votes of this peer (`acceptor`), its own ballots (`proposer`), the members and the reachable ones of
-them (`electorate`), members that have left (`farewells`), contributions that were announced (`announcements`), complaints
-of participants (`blame`), commits that other peers bring (`certificates`), checks of the proposals of leaders
-(`proposal_check`), and the time of a ballot (`turn`).
+Parts: promises and votes of this peer (`acceptor`), its own ballots (`proposer`), the commit (`learner`, `certificates`),
+the members and the reachable ones of them (`electorate`), members that have left (`farewells`), contributions that were
+announced (`announcements`), complaints of participants (`blame`), checks of the proposals of leaders (`proposal_check`),
+and the time of a ballot (`turn`).
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ import msgspec
 from thinwire.collectives.consensus.acceptor import Acceptor
 from thinwire.collectives.consensus.announcements import Announcements
 from thinwire.collectives.consensus.blame import Complaints
-from thinwire.collectives.consensus.certificates import certified, conflicting, with_proposal
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.justification import sealed
+from thinwire.collectives.consensus.learner import Learner
 from thinwire.collectives.consensus.members.peer_standing import PeerStanding
 from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.members.vote_store import MemoryVoteStore, VoteStore
 from thinwire.collectives.consensus.proposal import vote_for
 from thinwire.collectives.consensus.proposal_check import ProposalCheck
 from thinwire.collectives.consensus.proposer import Proposer
 from thinwire.collectives.consensus.turn import Turn
-from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteStore
 from thinwire.swarm.evidence import Equivocation
 from thinwire.swarm.keyring import Keyring
 from thinwire.swarm.messages.registry import (
@@ -102,17 +102,17 @@ class Agreement:
         store = MemoryVoteStore() if store is None else store
         self.me, self.terms = keyring.me, terms
         self.proposal: Proposal | None = None
-        self.commit: Commit | None = None
         self.diverged = False
         """True if the swarm is ahead, or most members have another state than ours, which must be fetched."""
         self.past: set[PeerId] = set()
         """Peers that report to be in a later round."""
-        self.sign, self.verify, self._key_of = keyring.sign, keyring.verify, keyring.key_of
+        self.sign, self.verify = keyring.sign, keyring.verify
         self._electorate = Electorate(self.me, terms, live, keyring.verify, standing)
         equivocation = Equivocation(self._electorate.standing.report_equivocation)
         self.announcements = Announcements(keyring, self._electorate, equivocation)
         self.ready = self.announcements.newest
         self._check = ProposalCheck(self._electorate, self.announcements, equivocation, keyring.verify)
+        self.learner = Learner(keyring, self._electorate, self._check.note_commit)
         self._proposer = Proposer(self._electorate, self.ready, idle, barred, self.announcements.member_proof)
         abstains = not voter or terms.other_life(self.me, store.life)
         self._acceptor = Acceptor(terms, store, self._electorate.views, abstains=abstains)
@@ -121,14 +121,17 @@ class Agreement:
         self._shown: set[tuple[PeerId, Ballot]] = set()
         self._valid: Proposal | None = None
         """Valid proposal of another leader that this peer does not follow yet."""
-        self._silenced_until: dict[PeerId, float] = {}
-        """Senders of a false commit, and the time until which no other one of theirs is checked."""
         self._examined: set[tuple[PeerId, PeerId]] = set()
         """Senders and members of the farewells whose votes were checked since the last ballot."""
         self._out: list[tuple[PeerId | None, Message]] = []
         if self._acceptor.abstains:
             self._electorate.nonvoters.add(self.me)
             self._send_farewell()  # We left this round in an earlier process, and others may not know it.
+
+    @property
+    def commit(self) -> Commit | None:
+        """The commit of the round; None until this peer knows it."""
+        return self.learner.commit
 
     @property
     def voter(self) -> bool:
@@ -225,7 +228,7 @@ class Agreement:
         if (blame := self._complaints.make(self.proposal, peer, reason, now)) is None:
             return
         if self.proposal.ballot.leader == self.me:
-            self._proposer.on_blame(self.me, blame, self.proposal, now)
+            self._proposer.on_blame(self.me, blame, self.proposal, now, voters=self.learner.voters)
             self.tick(now)
         else:
             # An announcement is evidence for each peer with another one, also if the leader ignores it.
@@ -243,7 +246,7 @@ class Agreement:
     def on_link_down(self, peer: PeerId, now: float) -> None:
         """Note that the link to `peer` broke."""
         self._electorate.live.discard(peer)
-        self._proposer.on_link_down(peer)
+        self.learner.on_link_down(peer)
         if self.commit is None:
             self._proposer.on_peer_lost(peer, self.proposal)
         elif peer == self.commit.proposal.ballot.leader and self._electorate.order(peer)[:1] == [self.me]:
@@ -288,7 +291,9 @@ class Agreement:
         if not self.terms.members:
             return  # We do not have the swarm's state yet, and no vote.
         if isinstance(message, CompactCommit):
-            if (found := self._with_proposal(sender, message)) is None:
+            found = self.learner.completed(message, (self.proposal, self._acceptor.voted))
+            if not isinstance(found, Commit):
+                self._out += [(sender, found)] if found is not None else []
                 return
             message = found
         if isinstance(message, Vote) and message.digest is not None:
@@ -305,38 +310,11 @@ class Agreement:
             return
         self.tick(now)
 
-    def _with_proposal(self, sender: PeerId, message: CompactCommit) -> Commit | None:
-        """Return the commit that a peer has sent without its proposal.
-
-        None: the proposal is not known here; the peer is asked for it.
-        """
-        known = self.proposal, self.commit.proposal if self.commit is not None else None, self._acceptor.voted
-        found = with_proposal(message, known)
-        # Another proposal of the ballot of our commit is evidence.
-        if found is None and (self.commit is None or self.commit.proposal.ballot == message.ballot):
-            self._out.append((sender, Ask(self.terms.round, self.terms.fragment)))
-        return found
-
     def _on_commit(self, sender: PeerId, message: Commit, now: float) -> None:
-        if now < self._silenced_until.get(sender, 0.0) or not self._checkable(message):
-            return
-        if self.commit is None and certified(message, self._electorate, self.verify):
-            self.commit = message
-            self._check.note_commit(message)
+        if self.learner.on_commit(sender, message, now):
             self.announcements.keep(message.proposal, self._acceptor.voted)
             if self._proposer.ballot is not None:
                 self._out.append((None, message))  # Peers that we have asked wait for us now.
-        elif self.commit is None:
-            self._silenced_until[sender] = now + self.terms.patience
-        elif conflicting(self.commit, message):
-            self._silenced_until[sender] = now + self.terms.patience
-            self._check.note_commit(message)
-
-    def _checkable(self, message: Commit) -> bool:
-        """Return True if the keys that prove a commit are known here: it is wrong only if signatures are."""
-        peers = [vote.peer for vote in message.votes if self._key_of(vote.peer) is not None]
-        left = [farewell.peer for farewell in message.proposal.farewells]
-        return self._electorate.suffice(peers, message.proposal) and None not in map(self._key_of, left)
 
     def _handle_after_commit(self, sender: PeerId, message: Message, commit: Commit) -> None:
         """Handle a message after the commit: it may be evidence, and its sender may lack the commit."""
@@ -376,7 +354,8 @@ class Agreement:
                 self._on_vote(sender, message, signature, now)
             case Blame() if self.proposal is not None:
                 proven = self.announcements.proves(message, self.proposal)
-                self._proposer.on_blame(sender, message, self.proposal, now, proven=proven)
+                voters = self.learner.voters
+                self._proposer.on_blame(sender, message, self.proposal, now, voters=voters, proven=proven)
             case Ask() if self.me in self.ready:
                 self._out.append((sender, self.ready[self.me]))
         return False
@@ -416,20 +395,6 @@ class Agreement:
         self._turn.follow(proposal.ballot.leader, now)
         for peer, reason in (*self._complaints.unwanted(proposal), *self._complaints.doubted(proposal)):
             self.accuse(peer, reason, now)
-
-    def results_confirmed(self, proposal: Proposal) -> bool:
-        """Return True if this peer does not have to check the results of a ballot.
-
-        They are decided, or an honest peer has voted for them.
-        """
-        return self.commit is not None or self._electorate.confirmed(proposal.sources)
-
-    @property
-    def doubted(self) -> bool:
-        """True if the decided results were adopted, and only members that may lie had reported votes for them."""
-        if self.commit is None or self.commit.proposal.adopted is None:
-            return False
-        return not self._electorate.confirmed(self.commit.proposal.sources)
 
     def refuse_leader(self, proposal: Proposal) -> None:
         """Follow no further ballot of a leader that has voted for impossible or unclaimed results."""
@@ -498,13 +463,13 @@ class Agreement:
         return not examined
 
     def _on_vote(self, sender: PeerId, message: Vote, signature: bytes, now: float) -> None:
-        if self.proposal is None:
+        if self.proposal is None or not self._proposer.leads(self.proposal):
             return
-        news, self.commit = self._proposer.on_vote(sender, message, signature, self.proposal)
-        if news:
+        if self.learner.on_vote(sender, message, signature, self.proposal):
+            self._proposer.on_vote(sender)
             self._turn.progress(now)
         if self.commit is not None:
-            self._out += self._proposer.commit_messages(self.commit)
+            self._out += self.learner.commit_messages(self.commit)
 
     # --- time, and ballots of this peer
 
@@ -547,6 +512,7 @@ class Agreement:
             if self.terms.lineage:
                 message = msgspec.structs.replace(message, proposal=sealed(message.proposal, self.sign))
             self.proposal = message.proposal
+            self.learner.open()
             self.announcements.keep(self.proposal, self._acceptor.voted)
             self._out.append((None, message))
         if not self._proposer.preparing:

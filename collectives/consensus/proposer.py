@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 from thinwire.collectives.consensus.acceptor import BALLOTS, LEAP, BallotCount, ballot_pause
 from thinwire.collectives.consensus.blame import BlameBook
-from thinwire.collectives.consensus.certificates import compact
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.farewells import departed
 from thinwire.collectives.consensus.justification import Signed, contested, decidable, justify, presentable
@@ -23,25 +22,20 @@ from thinwire.collectives.consensus.proposal import (
     new_lives,
     propose,
     sound,
-    vote_for,
     with_absent,
 )
 from thinwire.swarm.messages.registry import (
     Ballot,
     Blame,
-    Commit,
     Digest,
     Farewell,
     Leave,
     MemberProof,
-    Message,
     PeerId,
     Promise,
-    Proof,
     Proposal,
     Propose,
     Ready,
-    Vote,
 )
 
 GROWTH = 4.0
@@ -74,9 +68,6 @@ class Proposer:
         self._electorate, self._ready, self._terms = electorate, ready, electorate.terms
         self._member_proof = member_proof
         self._promises: dict[PeerId, Signed] | None = None
-        self._votes: dict[PeerId, tuple[Digest, bytes]] = {}
-        self._informed: set[PeerId] = set()
-        """Peers to which our last proposal went over a link that is still open."""
         self._asked: set[PeerId] = set()
         """Peers that have not answered our ballot: its Prepare, or the proposal once it is open."""
         self._voters: set[PeerId] = set()
@@ -196,44 +187,25 @@ class Proposer:
         if peer not in self._terms.members:
             self._asked.discard(peer)
 
-    def on_vote(
-        self, sender: PeerId, message: Vote, signature: bytes, proposal: Proposal
-    ) -> tuple[bool, Commit | None]:
-        """Count a vote; return True if it is the peer's first one, and the commit if a quorum agrees."""
-        if self.ballot != message.ballot or proposal.ballot != message.ballot:
-            return False, None
-        if message.digest is None:
-            return False, None  # A leader's statement about its proposal is no vote.
-        if sender not in proposal.alive or message != vote_for(proposal, message.digest):
-            return False, None  # Others could not check its signature.
+    def on_vote(self, sender: PeerId) -> None:
+        """Note that a peer has voted in our open ballot."""
         self._asked.discard(sender)
-        is_first = sender not in self._votes
-        self._votes[sender] = (message.digest, signature)
-        same = {peer for peer, (digest, _) in self._votes.items() if digest == message.digest}
-        if not self._electorate.suffice(same, proposal):
-            return is_first, None
-        proofs = tuple(Proof(peer, self._votes[peer][1]) for peer in sorted(same))
-        return is_first, Commit(proposal, message.digest, proofs)
-
-    def commit_messages(self, commit: Commit) -> list[tuple[PeerId, Message]]:
-        """Return the commit for each reachable peer: without its proposal for those that have it."""
-        others, known = self._electorate.live - {self._electorate.me}, self._informed | self._votes.keys()
-        short = compact(commit)
-        return [
-            *((peer, short) for peer in sorted(others & known)),
-            *((peer, commit) for peer in sorted(others - known)),
-        ]
-
-    def on_link_down(self, peer: PeerId) -> None:
-        """Note that our last proposal may not have reached a peer."""
-        self._informed.discard(peer)
 
     def on_peer_lost(self, peer: PeerId, proposal: Proposal | None) -> None:
         """Note that a peer has departed: if it takes part in our ballot, we begin another one."""
         self.urged |= proposal is not None and peer in proposal.alive and self.leads(proposal)
 
-    def on_blame(self, sender: PeerId, message: Blame, proposal: Proposal, now: float, *, proven: bool = False) -> None:
-        """Handle a complaint about our ballot."""
+    def on_blame(
+        self,
+        sender: PeerId,
+        message: Blame,
+        proposal: Proposal,
+        now: float,
+        *,
+        voters: Collection[PeerId],
+        proven: bool = False,
+    ) -> None:
+        """Handle a complaint about our ballot. voters: peers that have voted in it."""
         if proposal.ballot.leader == self._electorate.me and message.ballot == proposal.ballot:
             late = now >= self._opened_at + self._terms.patience
             changed = self.blame_book.on_message(
@@ -241,7 +213,7 @@ class Proposer:
                 message,
                 proposal,
                 lambda peers: self._electorate.suffice(peers, proposal),
-                silent=lambda peer: late and peer not in self._votes,
+                silent=lambda peer: late and peer not in voters,
                 proven=proven,
             )
             self.urged |= changed and self.leads(proposal)
@@ -283,7 +255,7 @@ class Proposer:
         else:
             found = justify(proposal, promises, left.values())
         if found is not None:
-            self._promises, self._votes, self._informed = None, {}, set(electorate.live)
+            self._promises = None
             self._asked = set(found.proposal.alive) - {electorate.me}
             self._opened_at = now
         elif late:

@@ -14,8 +14,8 @@ import numpy as np
 from thinwire.collectives.consensus.certificates import certificate
 from thinwire.collectives.consensus.members.peer_standing import PeerStanding
 from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.members.vote_store import VoteStore
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.vote_store import VoteStore
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.data_plane_factory import DataPlaneFactory
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane, ignore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from thinwire.collectives.consensus.chain import end_of
-from thinwire.collectives.consensus.vote_store import VoteStore
+from thinwire.collectives.consensus.members.vote_store import VoteStore
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.state_sync.chunk_transfer import LATEST
 from thinwire.node.outer.lineages import Lineages

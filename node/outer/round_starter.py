@@ -8,7 +8,7 @@ from dataclasses import replace
 import blake3
 import msgspec
 from thinwire.collectives.consensus.members.terms import RoundTerms
-from thinwire.collectives.consensus.vote_store import VoteStore
+from thinwire.collectives.consensus.members.vote_store import VoteStore
 from thinwire.collectives.health.straggler_grace import StragglerGrace
 from thinwire.collectives.rounds.data_plane_factory import DataPlaneFactory, DataPlaneSpec
 from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import max_contributors

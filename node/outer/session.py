@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from thinwire.collectives.consensus.vote_store import OpenVotes, open_in_memory
+from thinwire.collectives.consensus.members.vote_store import OpenVotes, open_in_memory
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.state_sync.state_sync import FetchedState, OtherModelState
 from thinwire.collectives.timing import TICK

@@ -35,7 +35,7 @@ from pathlib import Path
 
 import blake3
 import msgspec
-from thinwire.collectives.consensus.vote_store import VoteRecord, VoteStore, new_life
+from thinwire.collectives.consensus.members.vote_store import VoteRecord, VoteStore, new_life
 from thinwire.node.runtime.disk import Disk
 from thinwire.swarm.messages.registry import LIFE
 

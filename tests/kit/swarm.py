@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 import blake3
 import numpy as np
 from thinwire.collectives.blocking_work import Work, at_once
-from thinwire.collectives.consensus.vote_store import MemoryVoteStore
+from thinwire.collectives.consensus.members.vote_store import MemoryVoteStore
 from thinwire.collectives.outcome import Outcome
 from thinwire.collectives.rounds.round import Round
 from thinwire.collectives.rounds.round_factory import RoundFactory

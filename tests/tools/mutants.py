@@ -34,6 +34,7 @@ from planted_mutants import PLANTED
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("swarm", "compression", "collectives", "node", "sims")
 CONSENSUS = "tests/unit/collectives/consensus"
+LIARS = f"{CONSENSUS}/liars"
 ROUNDS = "tests/unit/collectives/rounds"
 ANNOUNCEMENTS = f"{CONSENSUS}/test_announcements.py"
 MEMBERS = f"{CONSENSUS}/members"
@@ -47,16 +48,17 @@ TARGETS = {
     "collectives/consensus/justification.py": (f"{CONSENSUS}/test_proposal.py", CONSENSUS),
     "collectives/consensus/proposal.py": (f"{CONSENSUS}/test_proposal.py", CONSENSUS),
     "collectives/consensus/announcements.py": (ANNOUNCEMENTS, CONSENSUS),
+    "collectives/consensus/learner.py": (f"{CONSENSUS}/test_learner.py", CONSENSUS),
     "collectives/consensus/paxos.py": (f"{CONSENSUS}/test_paxos.py", CONSENSUS),
     "collectives/consensus/proposal_check.py": (
         f"{MEMBERS}/test_absent_members.py",
-        f"{CONSENSUS}/test_liars.py",
+        f"{LIARS}/test_liars.py",
         ANNOUNCEMENTS,
         CONSENSUS,
     ),
     "collectives/consensus/proposer.py": (f"{CONSENSUS}/test_proposer.py", CONSENSUS),
     "collectives/consensus/farewells.py": (f"{CONSENSUS}/test_farewells.py", CONSENSUS),
-    "collectives/consensus/turn.py": (f"{CONSENSUS}/test_paxos.py", f"{CONSENSUS}/test_stopping_liars.py", CONSENSUS),
+    "collectives/consensus/turn.py": (f"{CONSENSUS}/test_paxos.py", f"{LIARS}/test_stopping_liars.py", CONSENSUS),
     "collectives/consensus/members/lives.py": (f"{MEMBERS}/test_lives.py", CONSENSUS),
     "collectives/consensus/members/quorum.py": (f"{MEMBERS}/test_quorum.py", CONSENSUS),
     "collectives/consensus/members/terms.py": (f"{MEMBERS}/test_lives.py", CONSENSUS),

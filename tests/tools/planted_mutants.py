@@ -4,6 +4,7 @@ from __future__ import annotations
 
 PAXOS, TURN = "collectives/consensus/paxos.py", "collectives/consensus/turn.py"
 PROPOSER, ACCEPTOR = "collectives/consensus/proposer.py", "collectives/consensus/acceptor.py"
+LEARNER = "collectives/consensus/learner.py"
 JUSTIFICATION = "collectives/consensus/justification.py"
 PROPOSAL_CHECK = "collectives/consensus/proposal_check.py"
 
@@ -86,10 +87,10 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
         "sound(voted, self._terms)",
     ),
     (
-        PROPOSER,
-        "votes for other ballots count",
-        "if self.ballot != message.ballot or proposal.ballot != message.ballot:",
-        "if self.ballot is None:",
+        PAXOS,
+        "votes for a ballot that was given up count",
+        "if self.proposal is None or not self._proposer.leads(self.proposal):",
+        "if self.proposal is None:",
     ),
     (
         ACCEPTOR,
@@ -118,9 +119,9 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
         "if proposal is None or self.commit is not None:",
     ),
     (
-        PAXOS,
+        LEARNER,
         "a commit needs no proof",
-        "if self.commit is None and certified(message, self._electorate, self.verify):",
+        "if self.commit is None and certified(message, self._electorate, self._verify):",
         "if self.commit is None:",
     ),
     (
@@ -149,22 +150,22 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
         "if not promises:",
     ),
     (
-        PROPOSER,
+        LEARNER,
         "votes with different results commit",
         "same = {peer for peer, (digest, _) in self._votes.items() if digest == message.digest}",
         "same = set(self._votes)",
     ),
     (
-        PROPOSER,
+        LEARNER,
         "votes for another proposal of the ballot count",
         "or message != vote_for(proposal, message.digest):",
         ":",
     ),
     (
-        PROPOSER,
+        LEARNER,
         "votes of an earlier ballot count",
-        "self._promises, self._votes, self._informed = None, {}, set(electorate.live)",
-        "self._promises, self._informed = None, set(electorate.live)",
+        "self._votes, self._informed = {}, set(self._electorate.live)",
+        "self._informed = set(self._electorate.live)",
     ),
     # --- which earlier value binds
     (PROPOSER, "the choice is always free", "choices = possible or [", "choices = ["),
@@ -248,7 +249,12 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
         "        elif self._turn.too_early(self.me, self.proposal, now):\n            return  #",
         "        elif False:\n            return  #",
     ),
-    (PAXOS, "votes do not restart the patience", "        if news:\n            self._turn.progress(now)\n", ""),
+    (
+        PAXOS,
+        "votes do not restart the patience",
+        "            self._proposer.on_vote(sender)\n            self._turn.progress(now)\n",
+        "            self._proposer.on_vote(sender)\n",
+    ),
     (
         PAXOS,
         "a farewell begins no new ballot",

@@ -1,1 +1,1 @@
-"""Members of a round: those that vote, their lives and quorums, and the peers that may become members."""
+"""Members of a round: their lives, votes and quorums, and peers that may become members."""

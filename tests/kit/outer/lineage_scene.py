@@ -11,8 +11,8 @@ from kit.rounds.fake_keys import FakeKeys
 from thinwire.collectives.blocking_work import RationedWork
 from thinwire.collectives.consensus.chain import checked, decode, encode, extended, founded
 from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.members.vote_store import MemoryVoteStore
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.state_sync.state_offers import ReceivedChains
 from thinwire.node.outer.lineages import Lineages
 from thinwire.node.outer.own_lineage import OwnLineage

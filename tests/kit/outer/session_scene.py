@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 from kit.rounds.round_harness import FakeSendQueue, freely, hashes_of
 from thinwire.collectives.blocking_work import RationedWork
+from thinwire.collectives.consensus.members.vote_store import MemoryVoteStore
 from thinwire.collectives.consensus.proposal import new_lives, statement, vote_for
-from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.rounds.data_planes.result_store import digest_of
 from thinwire.collectives.state_sync.state_offers import ChainMemory
 from thinwire.collectives.transport.sending.own_bandwidth import Bandwidth

@@ -13,7 +13,7 @@ from thinwire.collectives.consensus.chain import encode as encode_chain
 from thinwire.collectives.consensus.chain import end_of
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.members import terms
-from thinwire.collectives.consensus.vote_store import VoteRecord
+from thinwire.collectives.consensus.members.vote_store import VoteRecord
 from thinwire.collectives.state_sync import state_sync
 from thinwire.collectives.state_sync.state_offers import matches, state_digest
 from thinwire.node.outer.catch_up import CatchUp

@@ -15,9 +15,9 @@ from thinwire.collectives.consensus.farewells import signed
 from thinwire.collectives.consensus.justification import justify
 from thinwire.collectives.consensus.members.peer_standing import PeerStanding
 from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.members.vote_store import MemoryVoteStore
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import name_of, statement
-from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.collectives.rounds.data_planes.contributions import UNCHECKED, OwnerChecks
 from thinwire.collectives.rounds.data_planes.data_plane import DataPlane
 from thinwire.collectives.rounds.data_planes.owner_records import basis_of

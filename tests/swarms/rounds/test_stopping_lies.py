@@ -1,7 +1,7 @@
 """Swarms in four regions with members that begin ballots in order to stop rounds.
 
 Their ballots reach one member while an honest leader waits for promises or votes. Stronger liars, which see all peers, are in
-tests/unit/collectives/consensus/test_stopping_liars.py: they attack the agreement alone.
+tests/unit/collectives/consensus/liars/test_stopping_liars.py: they attack the agreement alone.
 """
 
 from functools import cache

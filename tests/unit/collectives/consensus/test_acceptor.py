@@ -9,8 +9,8 @@ from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, LEAP, Ac
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.members.lives import electorate_digest
 from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.members.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.collectives.consensus.proposal import name_of
-from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.swarm.messages.registry import LIFE, Ballot, Contribution, Farewell, Leave, Prepare, Proposal
 
 FIRST, SECOND, THIRD = (bytes([index]) * 32 for index in (1, 2, 3))

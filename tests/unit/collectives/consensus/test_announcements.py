@@ -13,9 +13,9 @@ from kit.rounds.round_harness import FixedLife
 from thinwire.collectives.consensus.certificates import compact
 from thinwire.collectives.consensus.members.lives import lives_of
 from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.members.vote_store import MemoryVoteStore
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import TWO_ANNOUNCEMENTS, names, sound, statement, vote_for
-from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.swarm.evidence import conflicting
 from thinwire.swarm.messages.registry import (
     LIFE,

@@ -9,9 +9,9 @@ from kit.rounds.fake_keys import FakeKeys
 from kit.rounds.round_harness import START, leaving
 from thinwire.collectives.consensus.farewells import Farewells, departed
 from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.members.vote_store import MemoryVoteStore
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import vote_for
-from thinwire.collectives.consensus.vote_store import MemoryVoteStore
 from thinwire.swarm.messages.registry import (
     MAX_FAREWELLS,
     Ballot,

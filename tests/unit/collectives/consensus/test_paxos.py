@@ -20,9 +20,9 @@ from thinwire.collectives.consensus.acceptor import BALLOTS, LAST_TERM, LEAP
 from thinwire.collectives.consensus.certificates import compact
 from thinwire.collectives.consensus.electorate import VIEW
 from thinwire.collectives.consensus.members.quorum import enough
+from thinwire.collectives.consensus.members.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.collectives.consensus.paxos import Agreement
 from thinwire.collectives.consensus.proposal import vote_for
-from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.swarm.messages.registry import (
     Ask,
     Ballot,
@@ -842,6 +842,36 @@ def test_ballot_below_promise_is_not_followed():
     assert not [message for _, message in peer.take() if isinstance(message, Vote)]
 
 
+@pytest.mark.parametrize(("term", "answers"), [(2, [ViewChange]), (3, []), (4, [Ready, Promise])])
+def test_prepare_below_the_promise_is_refused_and_a_repeated_one_gets_no_answer(term, answers):
+    peer, ids = _led()
+    peer.on_message(ids[2], Prepare(5, 0, Ballot(3, ids[2])), b"", 0.0)
+    peer.take()
+    peer.on_message(ids[2], Prepare(5, 0, Ballot(term, ids[2])), b"", 0.0)
+    assert [(to, type(message)) for to, message in peer.take()] == [(ids[2], kind) for kind in answers]
+
+
+@pytest.mark.parametrize("leader", [0, 2])
+def test_vote_goes_to_the_leader_only(leader):
+    peer, ids = _led()
+    proposal = _open(ids, ids[leader], 2)
+    peer.on_message(ids[leader], freely(proposal, ids, sign), b"", 0.0)
+    peer.take()
+    peer.complete(digest(proposal.contributors), 0.0)
+    assert peer.take() == [(ids[leader], vote_for(proposal, digest(proposal.contributors)))]
+
+
+@pytest.mark.parametrize("promises", [True, False])
+def test_leader_that_has_promised_another_ballot_counts_no_more_votes_for_its_own(promises):
+    leader, ids = _led(me=0)
+    if promises:
+        leader.on_message(ids[3], Prepare(5, 0, Ballot(2, ids[3])), b"", 0.0)
+    for voter in ids[1:]:
+        vote = vote_for(leader.proposal, digest(leader.proposal.contributors))
+        leader.on_message(voter, vote, sign(voter, vote), 0.0)
+    assert (leader.commit is None) == promises
+
+
 def _commit(proposal, voters, signers=None, about=None):
     verdict = digest(proposal.contributors)
     vote = vote_for(proposal, about or verdict)
@@ -1206,25 +1236,6 @@ def test_round_is_overdue_from_the_demand_for_another_leader_to_the_commit():
     assert peer.overdue
     peer.on_message(ids[0], _commit(proposal, ids[:3]), b"", 20.0)
     assert peer.commit is not None and not peer.overdue
-
-
-@pytest.mark.parametrize(("voters", "confirmed"), [((0,), False), ((0, 2), True)])
-def test_results_with_votes_of_two_members_are_confirmed_and_others_are_doubted_when_they_commit(voters, confirmed):
-    peer, ids = _led()
-    sources = tuple(ids[at] for at in voters)
-    results = digest(_open(ids, ids[0]).contributors)
-    proposal = _open(ids, ids[0], 2, adopted=results, sources=sources, kept=tuple(ids))
-    assert peer.results_confirmed(proposal) == confirmed and not peer.doubted
-    peer.on_message(ids[0], _commit(proposal, ids[:3]), b"", 0.0)
-    assert peer.results_confirmed(proposal) and peer.doubted != confirmed
-
-
-def test_committed_results_that_were_not_adopted_are_confirmed():
-    peer, ids = _led()
-    proposal = _open(ids, ids[0])
-    assert not peer.results_confirmed(proposal)
-    peer.on_message(ids[0], _commit(proposal, ids[:3]), b"", 0.0)
-    assert peer.results_confirmed(proposal) and not peer.doubted
 
 
 def test_proposal_is_shown_to_each_peer_once_in_each_ballot():

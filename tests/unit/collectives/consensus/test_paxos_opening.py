@@ -6,8 +6,8 @@ import pytest
 from kit.rounds.fake_keys import FakeKeys
 from kit.rounds.round_harness import leaving
 from thinwire.collectives.consensus.members.terms import RoundTerms
+from thinwire.collectives.consensus.members.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.collectives.consensus.paxos import Agreement
-from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.swarm.messages.registry import Ballot, Blame, Prepare, Promise, Propose, Ready
 
 BASE, PLAN = bytes(32), bytes([1]) * 32

@@ -1,4 +1,4 @@
-"""Ballots of one peer: promises that it needs, and votes that it counts."""
+"""Ballots of one peer, and the promises that they need."""
 
 from dataclasses import replace
 
@@ -9,9 +9,9 @@ from kit.rounds.round_harness import leaving
 from thinwire.collectives.consensus.acceptor import LAST_TERM, LEAP
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.members.terms import RoundTerms
-from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL, name_of, vote_for
+from thinwire.collectives.consensus.proposal import DISTRUSTED, ON_TRIAL
 from thinwire.collectives.consensus.proposer import Proposer
-from thinwire.swarm.messages.registry import LIFE, Ballot, Blame, Contribution, Promise, Proposal, Ready, Vote
+from thinwire.swarm.messages.registry import Ballot, Blame, Contribution, Promise, Proposal, Ready
 
 IDS = [bytes([n]) * 32 for n in range(5)]
 ME = IDS[3]
@@ -108,7 +108,7 @@ def test_member_has_answered_a_ballot_with_its_promise_and_then_with_its_vote():
     assert candidate.unanswered == ()
     found = proposed(candidate, None, 0.1)
     assert found is not None and candidate.unanswered == (IDS[1], IDS[2], IDS[4])
-    candidate.on_vote(IDS[2], vote_for(found, bytes(32)), SIGNED, found)
+    candidate.on_vote(IDS[2])
     candidate.yield_to_others()
     assert candidate.unanswered == (IDS[1], IDS[4]), "those of the last ballot count until the next one"
 
@@ -267,35 +267,6 @@ def test_proposer_without_a_quorum_steps_back_after_a_patience():
     assert proposed(proposer, None, 2.0) is None and not proposer.preparing and proposer.ballot is None
 
 
-@pytest.mark.parametrize("different", [bytes(32), b"\xff" * 32])
-def test_votes_of_a_quorum_for_one_digest_commit(different):
-    proposer, ballot = prepared(), Ballot(3, ME)
-    proposal = proposal_of(ballot)
-    vote, other = (Vote(5, 0, ballot, name_of(proposal), digest) for digest in (RESULTS, different))
-    assert proposer.on_vote(IDS[0], vote, b"0" * 64, proposal) == (True, None)
-    assert proposer.on_vote(IDS[0], vote, b"0" * 64, proposal) == (False, None)
-    assert proposer.on_vote(IDS[1], other, b"1" * 64, proposal) == (True, None)
-    assert proposer.on_vote(IDS[4], vote, b"4" * 64, proposal) == (True, None)
-    news, commit = proposer.on_vote(ME, vote, b"3" * 64, proposal)
-    assert news and commit is not None and commit.digest == RESULTS
-    assert [(proof.peer, proof.signature[:1]) for proof in commit.votes] == [(IDS[0], b"0"), (ME, b"3"), (IDS[4], b"4")]
-
-
-@pytest.mark.parametrize("term", [2, 3, 4])
-@pytest.mark.parametrize(
-    "case", ["ballot", "ballot of the proposal", "not alive", "low name", "high name", "no digest", "lineage"]
-)
-def test_vote_for_another_proposal_or_of_another_peer_is_ignored(case, term):
-    proposer, other = prepared(), Ballot(term, IDS[2] if term == 3 else ME)
-    proposal = proposal_of(other if case == "ballot of the proposal" else Ballot(3, ME), tuple(IDS[1:]))
-    voted = other if case == "ballot" else Ballot(3, ME)
-    name = {"low name": bytes(32), "high name": b"\xff" * 32}.get(case, name_of(proposal))
-    sender = IDS[0] if case == "not alive" else IDS[1]
-    lineage = b"l" * LIFE if case == "lineage" else proposal.lineage  # Its signature would prove no vote.
-    vote = Vote(5, 0, voted, name, None if case == "no digest" else RESULTS, lineage)
-    assert proposer.on_vote(sender, vote, b"s" * 64, proposal) == (False, None)
-
-
 def test_ballot_does_not_wait_for_a_peer_on_trial():
     guest = bytes([9]) * 32
     standing = FakeStanding(trial=lambda peer: peer == guest)
@@ -347,21 +318,26 @@ def test_proposer_wants_no_ballot_of_its_own_at_first():
 
 def test_blame_of_our_ballot_calls_for_a_new_one():
     proposer, ballot = prepared(), Ballot(3, ME)
-    proposer.on_blame(IDS[0], Blame(5, 0, ballot, IDS[0], "chunk missing"), proposal_of(ballot, tuple(IDS[1:])), 0.0)
+    proposer.on_blame(
+        IDS[0], Blame(5, 0, ballot, IDS[0], "chunk missing"), proposal_of(ballot, tuple(IDS[1:])), 0.0, voters=()
+    )
     assert not proposer.urged, "it does not take part"
-    proposer.on_blame(IDS[0], Blame(5, 0, ballot, IDS[1], "hash"), proposal_of(ballot), 0.0)
+    proposer.on_blame(IDS[0], Blame(5, 0, ballot, IDS[1], "hash"), proposal_of(ballot), 0.0, voters=())
     assert proposer.urged and proposer.blame_book.idle == {IDS[0], IDS[1]}
 
 
-@pytest.mark.parametrize(("now", "urged"), [(2.0, False), (2.1, True)])
-def test_missing_results_of_an_owner_call_for_a_new_ballot_once_it_has_had_time_to_vote(now, urged):
+@pytest.mark.parametrize(
+    ("now", "voters", "urged"), [(2.0, (), False), (2.1, (), True), (2.1, (IDS[1],), False), (2.1, (IDS[2],), True)]
+)
+def test_missing_results_of_an_owner_call_for_a_new_ballot_once_it_has_had_time_to_vote(now, voters, urged):
     """The three others are a quorum with the owner, and none without it."""
     proposer = prepared()
     for peer in IDS:
         proposer.on_promise(peer, promise(3), SIGNED)
     proposal = proposed(proposer, None, 0.1)
     for accuser in (IDS[0], IDS[4]):
-        proposer.on_blame(accuser, Blame(5, 0, proposal.ballot, IDS[1], "result missing"), proposal, now)
+        blame = Blame(5, 0, proposal.ballot, IDS[1], "result missing")
+        proposer.on_blame(accuser, blame, proposal, now, voters=voters)
     assert proposer.urged == urged
 
 
@@ -375,7 +351,7 @@ def test_missing_results_of_an_owner_call_for_a_new_ballot_once_it_has_had_time_
 )
 def test_blame_of_another_ballot_is_ignored(blamed, led):
     proposer = prepared()
-    proposer.on_blame(IDS[0], Blame(5, 0, blamed, IDS[1], "hash"), proposal_of(led), 0.0)
+    proposer.on_blame(IDS[0], Blame(5, 0, blamed, IDS[1], "hash"), proposal_of(led), 0.0, voters=())
     assert not proposer.urged and not proposer.blame_book.idle and not proposer.blame_book.rejected
 
 
@@ -516,7 +492,7 @@ def test_contested_results_with_more_votes_than_may_lie_are_adopted_at_once(seco
 
 def test_ballot_of_another_peer_ends_the_wish_for_a_new_one_of_ours():
     proposer, ballot = prepared(), Ballot(3, ME)
-    proposer.on_blame(IDS[0], Blame(5, 0, ballot, IDS[1], "hash"), proposal_of(ballot), 0.0)
+    proposer.on_blame(IDS[0], Blame(5, 0, ballot, IDS[1], "hash"), proposal_of(ballot), 0.0, voters=())
     assert proposer.urged
     proposer.on_other_ballot()
     assert not proposer.urged and not proposer.preparing

@@ -9,8 +9,8 @@ import pytest
 from kit.outer.chains import RESULTS, certificate, proved_by
 from kit.outer.session_scene import ALL, ANN, BEN, CAT, FIRST, KEYS, ME, RUN, Scene, first_fork, life_of, lone_fork
 from thinwire.collectives.consensus.chain import encode, founded
+from thinwire.collectives.consensus.members.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.collectives.consensus.proposal import vote_for
-from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.collectives.rounds.data_planes.sparse_butterfly import OwnerResiduals
 from thinwire.node.outer.verification.own_contributions import name_of
 from thinwire.node.peer.report_sinks import recover

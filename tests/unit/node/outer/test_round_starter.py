@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from kit.outer.session_scene import ALL, ANN, BEN, CAT, FIRST, ME, RUN, Scene, lone_fork
 from thinwire.collectives.blocking_work import at_once
-from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
+from thinwire.collectives.consensus.members.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.collectives.rounds.data_planes.allgather.payload_pieces import max_contributors
 from thinwire.collectives.topology.shards import Grid
 from thinwire.swarm.evidence import is_valid, signer

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinwire.collectives.consensus.vote_store import MemoryVoteStore, VoteRecord
+from thinwire.collectives.consensus.members.vote_store import MemoryVoteStore, VoteRecord
 from thinwire.node.runtime.disk import RealDisk
 from thinwire.node.state.vote_file import ABSENT, AHEAD, MAGIC, SIZE, VoteFile
 from thinwire.sims.engine.disk import PAGE, SimDisk

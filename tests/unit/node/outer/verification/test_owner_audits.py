@@ -86,7 +86,8 @@ class Scene:
             Reducer(CODEC, RULES["mean"], BufferPool()),
             GRID,
         )
-        agreement = SimpleNamespace(terms=SimpleNamespace(members=self.members), ready={}, doubted=doubted)
+        terms, learner = SimpleNamespace(members=self.members), SimpleNamespace(doubted=doubted)
+        agreement = SimpleNamespace(terms=terms, ready={}, learner=learner)
         self.audits.begin(SimpleNamespace(round=number, data_plane=Exchange(audit_data), agreement=agreement))
 
     def fetched(self):
