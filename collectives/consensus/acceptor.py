@@ -123,7 +123,7 @@ class Acceptor:
         """Proposal that we voted for last."""
         return self._record.voted
 
-    def counts(self, sender: PeerId, message: Proposal, now: float) -> bool:
+    def heed_proposal(self, sender: PeerId, message: Proposal, now: float) -> bool:
         """Count the ballot of a proposal; return False if the proposal must not be followed.
 
         Its signatures, which take time to check, are not checked here. An honest leader makes one proposal in each ballot,
@@ -150,7 +150,7 @@ class Acceptor:
         self._followed = ballot
         return True
 
-    def heed(self, sender: PeerId, message: Prepare, now: float) -> bool:
+    def heed_prepare(self, sender: PeerId, message: Prepare, now: float) -> bool:
         """Count the ballot of a Prepare; return False if it gets no promise."""
         ballot = message.ballot
         fresh = sender == ballot.leader and ballot.term > 1 and ballot > self.promised

@@ -28,6 +28,8 @@ class Farewells:
     def __init__(self, terms: RoundTerms, verify: Verify) -> None:
         self._terms, self._verify = terms, verify
         self._known: dict[PeerId, Leave] = {}
+        self._examined: set[tuple[PeerId, PeerId]] = set()
+        """Senders and members of the farewells whose votes were checked since the last ballot."""
 
     def __iter__(self) -> Iterator[PeerId]:
         return iter(self._known)
@@ -35,10 +37,18 @@ class Farewells:
     def __contains__(self, peer: PeerId) -> bool:
         return peer in self._known
 
-    def add(self, leave: Leave, genuine: Callable[[Proposal], bool] = lambda voted: True) -> bool:
+    def on_ballot(self) -> None:
+        """Note that another ballot has begun: farewells that were refused for lack of a key may come again."""
+        self._examined.clear()
+
+    def add(
+        self, leave: Leave, sender: PeerId | None = None, genuine: Callable[[Proposal], bool] = lambda voted: True
+    ) -> bool:
         """Add a farewell; return False if it is known, or cannot be right.
 
-        genuine: returns True if an honest peer can have voted for a proposal. That takes time, so it is called last.
+        sender: None for our own farewell. genuine: returns True if an honest peer can have voted for a proposal. That takes
+        time, so it is called last, and only for the first farewell of a member that another member sends in a ballot: a liar
+        can sign any number of them, each with another vote.
         """
         farewell, peer, proposal, terms = leave.farewell, leave.farewell.peer, leave.voted, self._terms
         if peer in self._known or peer not in terms.members or len(self._known) >= MAX_FAREWELLS:
@@ -51,10 +61,20 @@ class Farewells:
             return False
         if proposal is not None and proposal.ballot > farewell.promised:
             return False  # A vote is a promise. A ballot that carries this farewell could not be justified.
-        if not self.is_signed(farewell) or (proposal is not None and not genuine(proposal)):
+        if not self.is_signed(farewell):
+            return False
+        if proposal is not None and not (self._note_examined(sender, peer) and genuine(proposal)):
             return False
         self._known[peer] = leave
         return True
+
+    def _note_examined(self, sender: PeerId | None, peer: PeerId) -> bool:
+        """Note that a vote is checked; return False if its sender has none that may be checked."""
+        if sender is None:
+            return True
+        first = (sender, peer) not in self._examined and sender in self._terms.members
+        self._examined.add((sender, peer))
+        return first
 
     def messages(self) -> list[Leave]:
         """Return the farewells, for other peers."""

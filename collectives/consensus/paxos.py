@@ -121,8 +121,6 @@ class Agreement:
         self._shown: set[tuple[PeerId, Ballot]] = set()
         self._valid: Proposal | None = None
         """Valid proposal of another leader that this peer does not follow yet."""
-        self._examined: set[tuple[PeerId, PeerId]] = set()
-        """Senders and members of the farewells whose votes were checked since the last ballot."""
         self._out: list[tuple[PeerId | None, Message]] = []
         if self._acceptor.abstains:
             self._electorate.nonvoters.add(self.me)
@@ -344,9 +342,9 @@ class Agreement:
             case Promise():
                 if message.voted is not None:
                     self._check.note(message.voted)
-                # Only a vote that counts is worth the time of its check.
-                counts = message.voted is None or self._proposer.expects_vote(sender, message)
-                if counts and (message.voted is None or self._check.genuine(message.voted)):
+                # Only the first vote that a member reports is worth the time of its check.
+                first = message.voted is None or self._proposer.note_reported_vote(sender, message)
+                if first and (message.voted is None or self._check.genuine(message.voted)):
                     self._proposer.on_promise(sender, message, signature)
             case Decline():
                 self._proposer.excuse(sender)
@@ -374,9 +372,9 @@ class Agreement:
         if not self._check.concerns(sender, message, self.proposal):
             return
         # The signatures of one proposal can take a long time, so they are checked once for each ballot that counts.
-        if not self._acceptor.counts(sender, message.proposal, now):
+        if not self._acceptor.heed_proposal(sender, message.proposal, now):
             return
-        self._examined.clear()
+        self._electorate.farewells.on_ballot()
         if self._check.valid(message):
             self._valid = message.proposal
             self._follow(now)
@@ -418,7 +416,7 @@ class Agreement:
         if message.ballot < before:
             self._out.append((sender, self._view_change()))
             return
-        if self._turn.too_early(sender, self.proposal, now) or not self._acceptor.heed(sender, message, now):
+        if self._turn.too_early(sender, self.proposal, now) or not self._acceptor.heed_prepare(sender, message, now):
             return
         if (promise := self._acceptor.promise(message.ballot)) is None:
             return
@@ -447,20 +445,10 @@ class Agreement:
         peer, farewells = message.farewell.peer, self._electorate.farewells
         if self.commit is not None or peer in farewells or peer not in self.terms.members:
             return
-        if farewells.add(message, lambda proposal: self._examines(sender, peer) and self._check.genuine(proposal)):
+        if farewells.add(message, sender, self._check.genuine):
             others = self._electorate.live - {self.me, sender, peer}
             self._out += [(other, message) for other in sorted(others)]
             self._proposer.on_peer_lost(peer, self.proposal)
-
-    def _examines(self, sender: PeerId, peer: PeerId) -> bool:
-        """Return True for the first farewell of a member that a member sends since the last ballot.
-
-        A liar can sign any number of farewells, each with another vote, and these take long to check. One that fails here for
-        lack of a key may come again in the next ballot.
-        """
-        examined = (sender, peer) in self._examined or sender not in self.terms.members
-        self._examined.add((sender, peer))
-        return not examined
 
     def _on_vote(self, sender: PeerId, message: Vote, signature: bytes, now: float) -> None:
         if self.proposal is None or not self._proposer.leads(self.proposal):
@@ -482,11 +470,7 @@ class Agreement:
             self._out.append((None, self._view_change()))
         if self._proposer.preparing:
             self._try_open(now)
-        elif self._turn.too_early(self.me, self.proposal, now):
-            return  # Others would refuse the ballot, and our promise of it would keep us from another one.
-        elif self._proposer.urged and self._proposer.leads(self.proposal):
-            self._prepare(now)
-        elif (due := self._turn.due(self.proposal, self._check.refused, now)) is not None and now >= due:
+        elif self._turn.has_come(self.proposal, self._check.refused, now):
             fresh = self.terms.members[0] == self.me and self._acceptor.promised.term == 0
             if fresh and (promise := self._acceptor.promise(Ballot(1, self.me))) is not None:
                 self._proposer.first(promise, self.sign(promise))

@@ -154,16 +154,16 @@ class Proposer:
         # Peers on trial must not hold up a ballot.
         self._asked = {peer for peer in self._asked if not self._electorate.on_trial(peer)}
 
-    def expects_vote(self, sender: PeerId, message: Promise) -> bool:
-        """Return True for a member's first promise with a vote in our ballot.
+    def note_reported_vote(self, sender: PeerId, message: Promise) -> bool:
+        """Note a promise with a vote; return True if it is the first one of a member in our ballot.
 
         An honest peer promises a ballot once.
         """
         ours = (message.ballot, message.lineage) == (self.ballot, self._terms.lineage)
-        expected = ours and sender in self._terms.members and sender not in self._voters
-        if expected:
+        first = ours and sender in self._terms.members and sender not in self._voters
+        if first:
             self._voters.add(sender)
-        return expected
+        return first
 
     def on_promise(self, sender: PeerId, message: Promise, signature: bytes) -> None:
         """Handle an answer to our Prepare; only those of members count."""

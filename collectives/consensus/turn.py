@@ -93,8 +93,17 @@ class Turn:
         too_few = ready < self._terms.fraction * (members - len([*self._electorate.farewells]))
         return too_few or (self._quorum_since is not None and ready < members)
 
-    def due(self, proposal: Proposal | None, refused: Collection[PeerId], now: float) -> float | None:
-        """Return the time of our turn to begin a ballot, None without one. refused: peers that must not lead."""
+    def has_come(self, proposal: Proposal | None, refused: Collection[PeerId], now: float) -> bool:
+        """Return True if this peer should begin a ballot. refused: peers that must not lead."""
+        if self.too_early(self._electorate.me, proposal, now):
+            return False  # Others would refuse the ballot, and our promise of it would keep us from another one.
+        if self._proposer.urged and self._proposer.leads(proposal):
+            return True
+        due = self._due(proposal, refused, now)
+        return due is not None and now >= due
+
+    def _due(self, proposal: Proposal | None, refused: Collection[PeerId], now: float) -> float | None:
+        """Return the time of our turn to begin a ballot, None without one."""
         electorate, terms, leader = self._electorate, self._terms, self._acceptor.leader
         order = electorate.order(leader)
         if electorate.me not in order:

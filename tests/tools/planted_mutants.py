@@ -58,7 +58,7 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
     (
         PAXOS,
         "a promise for any Prepare",
-        "if self._turn.too_early(sender, self.proposal, now) or not self._acceptor.heed(sender, message, now):",
+        "if self._turn.too_early(sender, self.proposal, now) or not self._acceptor.heed_prepare(sender, message, now):",
         "if self._turn.too_early(sender, self.proposal, now):",
     ),
     (
@@ -203,13 +203,13 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
     (
         PAXOS,
         "reported votes need no proofs of members",
-        "if counts and (message.voted is None or self._check.genuine(message.voted)):",
-        "if counts:",
+        "if first and (message.voted is None or self._check.genuine(message.voted)):",
+        "if first:",
     ),
     (
         PAXOS,
         "farewells with votes need no proofs of members",
-        "if farewells.add(message, lambda proposal: self._examines(sender, peer) and self._check.genuine(proposal)):",
+        "if farewells.add(message, sender, self._check.genuine):",
         "if farewells.add(message):",
     ),
     (
@@ -244,10 +244,10 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
         "if isinstance(message, (Ready, ViewChange, Blame, Ask)):",
     ),
     (
-        PAXOS,
+        TURN,
         "a ballot against the precedence of another member",
-        "        elif self._turn.too_early(self.me, self.proposal, now):\n            return  #",
-        "        elif False:\n            return  #",
+        "        if self.too_early(self._electorate.me, proposal, now):\n            return False  #",
+        "        if False:\n            return False  #",
     ),
     (
         PAXOS,
@@ -258,8 +258,8 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
     (
         PAXOS,
         "a farewell begins no new ballot",
-        "            self._proposer.on_peer_lost(peer, self.proposal)\n\n    def _examines",
-        "\n    def _examines",
+        "            self._proposer.on_peer_lost(peer, self.proposal)\n\n    def _on_vote",
+        "\n    def _on_vote",
     ),
     (
         TURN,

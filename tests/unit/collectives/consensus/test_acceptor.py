@@ -59,7 +59,7 @@ def prepare(term, leader):
 
 def follows(acceptor, sender, proposal):
     """Let an acceptor follow a valid proposal; return True if it does."""
-    return acceptor.counts(sender, proposal, 0.0) and acceptor.follow(proposal.ballot)
+    return acceptor.heed_proposal(sender, proposal, 0.0) and acceptor.follow(proposal.ballot)
 
 
 def test_acceptor_without_a_promise_has_no_leader_and_no_vote():
@@ -123,18 +123,20 @@ def test_vote_above_the_promise_is_accepted():
 
 def test_heeds_a_prepare_only_from_its_leader_and_above_the_promise():
     acceptor = acceptor_of()
-    assert not acceptor.heed(FIRST, prepare(2, SECOND), 0.0) and not acceptor.heed(THIRD, prepare(2, SECOND), 0.0)
+    assert not acceptor.heed_prepare(FIRST, prepare(2, SECOND), 0.0) and not acceptor.heed_prepare(
+        THIRD, prepare(2, SECOND), 0.0
+    )
     acceptor.promise(Ballot(3, SECOND))
-    assert not acceptor.heed(SECOND, prepare(3, SECOND), 0.0)
-    assert not acceptor.heed(SECOND, prepare(2, SECOND), 0.0)
-    assert acceptor.heed(SECOND, prepare(4, SECOND), 0.0)
+    assert not acceptor.heed_prepare(SECOND, prepare(3, SECOND), 0.0)
+    assert not acceptor.heed_prepare(SECOND, prepare(2, SECOND), 0.0)
+    assert acceptor.heed_prepare(SECOND, prepare(4, SECOND), 0.0)
     assert acceptor.promised == Ballot(3, SECOND), "the promise is made by promise()"
 
 
 def test_first_ballot_needs_no_promises_and_another_member_cannot_begin_it():
     """Otherwise a member could take the first ballot from its leader before it opens."""
     for term in (1, 2):
-        assert acceptor_of().heed(SECOND, prepare(term, SECOND), 0.0) == (term > 1)
+        assert acceptor_of().heed_prepare(SECOND, prepare(term, SECOND), 0.0) == (term > 1)
 
 
 def test_heeds_a_term_up_to_a_bound_that_grows_with_each_view_and_is_higher_for_the_member_with_precedence():
@@ -146,9 +148,9 @@ def test_heeds_a_term_up_to_a_bound_that_grows_with_each_view_and_is_higher_for_
         assert (views.number, views.member) == (number, member)
         for peer in MEMBERS:
             highest = LEAP * (number + 1 + (peer == member))
-            assert not acceptor.heed(peer, prepare(highest + 1, peer), 1000.0 * number)
+            assert not acceptor.heed_prepare(peer, prepare(highest + 1, peer), 1000.0 * number)
         if member:
-            assert acceptor.heed(member, prepare(LEAP * (number + 2), member), 1000.0 * number)
+            assert acceptor.heed_prepare(member, prepare(LEAP * (number + 2), member), 1000.0 * number)
         for peer in MEMBERS:
             views.on_change(peer, number + 1, 1000.0 * number)
 
@@ -157,8 +159,8 @@ def test_heeds_no_term_above_the_last_one():
     store = MemoryVoteStore()
     store.save(VoteRecord(b"", 5, Ballot(LAST_TERM - 1, FIRST), None, None))
     acceptor = acceptor_of(store)
-    assert not acceptor.heed(SECOND, prepare(LAST_TERM + 1, SECOND), 0.0)
-    assert acceptor.heed(SECOND, prepare(LAST_TERM, SECOND), 0.0)
+    assert not acceptor.heed_prepare(SECOND, prepare(LAST_TERM + 1, SECOND), 0.0)
+    assert acceptor.heed_prepare(SECOND, prepare(LAST_TERM, SECOND), 0.0)
 
 
 def test_follows_a_justified_proposal_of_any_term():
@@ -170,42 +172,44 @@ def test_ballots_of_the_member_with_precedence_are_counted_again_in_its_view():
     views = views_of(given := terms())
     acceptor = Acceptor(given, MemoryVoteStore(), views, abstains=False)
     for term in range(2, 12):
-        acceptor.heed(SECOND, prepare(term, SECOND), 100.0 * term)
-    assert not acceptor.heed(SECOND, prepare(12, SECOND), 1100.0)
+        acceptor.heed_prepare(SECOND, prepare(term, SECOND), 100.0 * term)
+    assert not acceptor.heed_prepare(SECOND, prepare(12, SECOND), 1100.0)
     views.begin(0.0)
     for peer in MEMBERS[:2]:
         views.on_change(peer, 1, 1100.0)
-    assert [acceptor.heed(SECOND, prepare(term, SECOND), 1100.0) for term in range(12, 18)] == [True] * 5 + [False]
+    assert [acceptor.heed_prepare(SECOND, prepare(term, SECOND), 1100.0) for term in range(12, 18)] == [True] * 5 + [
+        False
+    ]
     assert not acceptor.trusts(SECOND), "for its leadership those of the round count"
 
 
 def test_heeds_the_first_ballots_at_once_and_later_ones_after_growing_pauses():
     acceptor, now = acceptor_of(), 0.0
     for term in range(2, 2 + BALLOTS):
-        assert acceptor.heed(SECOND, prepare(term, SECOND), now)
+        assert acceptor.heed_prepare(SECOND, prepare(term, SECOND), now)
     for number in range(BALLOTS, BALLOTS + 8):
         pause = 0.75 * ballot_pause(number) * PATIENCE
         if pause:
-            assert not acceptor.heed(SECOND, prepare(100 + number, SECOND), now + 0.99 * pause)
+            assert not acceptor.heed_prepare(SECOND, prepare(100 + number, SECOND), now + 0.99 * pause)
         now += 1.01 * pause
-        assert acceptor.heed(SECOND, prepare(100 + number, SECOND), now)
+        assert acceptor.heed_prepare(SECOND, prepare(100 + number, SECOND), now)
 
 
 def test_heeds_counts_the_ballots_of_each_leader_separately():
     acceptor = acceptor_of()
     for term in range(2, 4 + BALLOTS):
-        acceptor.heed(SECOND, prepare(term, SECOND), 0.0)
-    assert not acceptor.heed(SECOND, prepare(50, SECOND), 0.0)
-    assert acceptor.heed(THIRD, prepare(50, THIRD), 0.0)
+        acceptor.heed_prepare(SECOND, prepare(term, SECOND), 0.0)
+    assert not acceptor.heed_prepare(SECOND, prepare(50, SECOND), 0.0)
+    assert acceptor.heed_prepare(THIRD, prepare(50, THIRD), 0.0)
 
 
 def test_trusts_a_peer_until_it_has_begun_more_ballots_than_an_honest_one():
     acceptor = acceptor_of()
     assert acceptor.trusts(SECOND)
     for term in range(2, 2 + BALLOTS):
-        acceptor.heed(SECOND, prepare(term, SECOND), 500.0)
+        acceptor.heed_prepare(SECOND, prepare(term, SECOND), 500.0)
         assert acceptor.trusts(SECOND)
-    acceptor.heed(SECOND, prepare(90, SECOND), 1000.0)
+    acceptor.heed_prepare(SECOND, prepare(90, SECOND), 1000.0)
     assert not acceptor.trusts(SECOND) and acceptor.trusts(THIRD)
 
 
@@ -220,23 +224,23 @@ def test_only_the_first_proposal_of_a_ballot_counts():
     """A liar could otherwise have the signatures of any number of proposals checked."""
     for term, leader in ((1, FIRST), (2, SECOND)):
         acceptor = acceptor_of()
-        assert acceptor.counts(leader, proposal_of(term, leader), 0.0)
-        assert not acceptor.counts(leader, proposal_of(term, leader), 100.0)
+        assert acceptor.heed_proposal(leader, proposal_of(term, leader), 0.0)
+        assert not acceptor.heed_proposal(leader, proposal_of(term, leader), 100.0)
         acceptor.promise(Ballot(term, leader))
-        assert not acceptor.counts(leader, proposal_of(term, leader), 200.0)
-        assert acceptor.counts(leader, proposal_of(term + 1, leader), 300.0)
-        assert acceptor.counts(THIRD, proposal_of(term + 1, THIRD), 300.0)
+        assert not acceptor.heed_proposal(leader, proposal_of(term, leader), 200.0)
+        assert acceptor.heed_proposal(leader, proposal_of(term + 1, leader), 300.0)
+        assert acceptor.heed_proposal(THIRD, proposal_of(term + 1, THIRD), 300.0)
 
 
 def test_counted_ballot_is_not_promised_until_it_is_followed():
     acceptor = acceptor_of()
-    assert acceptor.counts(SECOND, proposal_of(2, SECOND), 0.0) and acceptor.promised.term == 0
+    assert acceptor.heed_proposal(SECOND, proposal_of(2, SECOND), 0.0) and acceptor.promised.term == 0
     assert acceptor.follow(Ballot(2, SECOND)) and acceptor.promised == Ballot(2, SECOND)
 
 
 def test_counted_ballot_is_not_followed_once_a_higher_one_is_promised():
     acceptor = acceptor_of()
-    assert acceptor.counts(SECOND, proposal_of(2, SECOND), 0.0)
+    assert acceptor.heed_proposal(SECOND, proposal_of(2, SECOND), 0.0)
     acceptor.promise(Ballot(2, THIRD))
     assert not acceptor.follow(Ballot(2, SECOND)) and acceptor.promised == Ballot(2, THIRD)
 
@@ -255,7 +259,7 @@ def test_follows_a_later_term_when_promised_or_heeded_and_never_below_the_promis
 def test_follows_a_promised_ballot_although_its_leader_has_begun_too_many():
     acceptor = acceptor_of()
     for term in range(2, 3 + BALLOTS):
-        acceptor.heed(SECOND, prepare(term, SECOND), 0.0)
+        acceptor.heed_prepare(SECOND, prepare(term, SECOND), 0.0)
     acceptor.promise(Ballot(9, SECOND))
     assert follows(acceptor, SECOND, proposal_of(9, SECOND))
     assert not follows(acceptor, SECOND, proposal_of(10, SECOND))
@@ -337,7 +341,7 @@ def test_restarted_peer_remembers_its_promise_and_vote_and_votes_no_lower_ballot
     assert not after.abstains and after.promised == Ballot(3, SECOND) and after.voted == proposal_of(1)
     assert not after.vote(proposal_of(2, THIRD), OTHER) and not after.vote(proposal_of(1), OTHER)
     assert not follows(after, THIRD, proposal_of(2, THIRD))
-    assert not after.heed(SECOND, prepare(3, SECOND), 0.0)
+    assert not after.heed_prepare(SECOND, prepare(3, SECOND), 0.0)
     assert after.vote(proposal_of(3, SECOND), OTHER)
     assert acceptor_of(store).promise(Ballot(9, THIRD)).voted == proposal_of(3, SECOND)
 

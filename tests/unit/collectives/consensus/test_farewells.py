@@ -114,6 +114,23 @@ def test_farewell_with_a_changed_statement_is_refused(changes):
     assert not farewells().add(changed)
 
 
+def test_vote_in_a_farewell_is_checked_once_for_each_member_and_sender_in_a_ballot():
+    """A liar could sign any number of farewells, each with another vote. The answer may differ in the next ballot."""
+    book, checked = farewells(), []
+
+    def genuine(voted):
+        checked.append(voted.ballot.term)
+        return len(checked) == 4
+
+    taken = [
+        book.add(said(BEN, Ballot(9, ANN), proposal_of(term), RESULTS), sender, genuine)
+        for term, sender in ((1, CAT), (2, CAT), (3, STRANGER), (4, DAN), (5, BEN))
+    ]
+    book.on_ballot()
+    assert checked == [1, 4, 5] and not any(taken)
+    assert book.add(said(BEN, Ballot(9, ANN), proposal_of(6), RESULTS), CAT, genuine) and checked == [1, 4, 5, 6]
+
+
 def test_farewells_are_bounded():
     many = tuple(number.to_bytes(32) for number in range(MAX_FAREWELLS + 1))
     book = farewells(RoundTerms(5, 0, many, bytes(32), bytes(32)))
