@@ -26,7 +26,7 @@ a round" in docs/design/agreement.md.
     Leave      member -> all           the last vote, and no further one in this round
     ShownReady any -> any              an announcement that an adopted proposal names
 
-Parts: promises and votes of this peer (`acceptor`), its own ballots (`proposer`), the commit (`learner`, `certificates`),
+Parts: promises and votes of this peer (`acceptor`), its own ballots (`proposer`), the commit (`decision`, `certificates`),
 the members and the reachable ones of them (`electorate`), members that have left (`farewells`), contributions that were
 announced (`announcements`), complaints of participants (`blame`), checks of the proposals of leaders (`proposal_check`),
 and the time of a ballot (`turn`).
@@ -40,9 +40,9 @@ import msgspec
 from thinwire.collectives.consensus.acceptor import Acceptor
 from thinwire.collectives.consensus.announcements import Announcements
 from thinwire.collectives.consensus.blame import Complaints
+from thinwire.collectives.consensus.decision import Decision
 from thinwire.collectives.consensus.electorate import Electorate
 from thinwire.collectives.consensus.justification import sealed
-from thinwire.collectives.consensus.learner import Learner
 from thinwire.collectives.consensus.members.peer_standing import PeerStanding
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.members.vote_store import MemoryVoteStore, VoteStore
@@ -112,7 +112,7 @@ class Agreement:
         self.announcements = Announcements(keyring, self._electorate, equivocation)
         self.ready = self.announcements.newest
         self._check = ProposalCheck(self._electorate, self.announcements, equivocation, keyring.verify)
-        self.learner = Learner(keyring, self._electorate, self._check.note_commit)
+        self.decision = Decision(keyring, self._electorate, self._check.note_commit)
         self._proposer = Proposer(self._electorate, self.ready, idle, barred, self.announcements.member_proof)
         abstains = not voter or terms.other_life(self.me, store.life)
         self._acceptor = Acceptor(terms, store, self._electorate.views, abstains=abstains)
@@ -129,7 +129,7 @@ class Agreement:
     @property
     def commit(self) -> Commit | None:
         """The commit of the round; None until this peer knows it."""
-        return self.learner.commit
+        return self.decision.commit
 
     @property
     def voter(self) -> bool:
@@ -226,7 +226,7 @@ class Agreement:
         if (blame := self._complaints.make(self.proposal, peer, reason, now)) is None:
             return
         if self.proposal.ballot.leader == self.me:
-            self._proposer.on_blame(self.me, blame, self.proposal, now, voters=self.learner.voters)
+            self._proposer.on_blame(self.me, blame, self.proposal, now, voters=self.decision.voters)
             self.tick(now)
         else:
             # An announcement is evidence for each peer with another one, also if the leader ignores it.
@@ -244,7 +244,7 @@ class Agreement:
     def on_link_down(self, peer: PeerId, now: float) -> None:
         """Note that the link to `peer` broke."""
         self._electorate.live.discard(peer)
-        self.learner.on_link_down(peer)
+        self.decision.on_link_down(peer)
         if self.commit is None:
             self._proposer.on_peer_lost(peer, self.proposal)
         elif peer == self.commit.proposal.ballot.leader and self._electorate.order(peer)[:1] == [self.me]:
@@ -289,7 +289,7 @@ class Agreement:
         if not self.terms.members:
             return  # We do not have the swarm's state yet, and no vote.
         if isinstance(message, CompactCommit):
-            found = self.learner.completed(message, (self.proposal, self._acceptor.voted))
+            found = self.decision.completed(message, (self.proposal, self._acceptor.voted))
             if not isinstance(found, Commit):
                 self._out += [(sender, found)] if found is not None else []
                 return
@@ -309,7 +309,7 @@ class Agreement:
         self.tick(now)
 
     def _on_commit(self, sender: PeerId, message: Commit, now: float) -> None:
-        if self.learner.on_commit(sender, message, now):
+        if self.decision.on_commit(sender, message, now):
             self.announcements.keep(message.proposal, self._acceptor.voted)
             if self._proposer.ballot is not None:
                 self._out.append((None, message))  # Peers that we have asked wait for us now.
@@ -352,7 +352,7 @@ class Agreement:
                 self._on_vote(sender, message, signature, now)
             case Blame() if self.proposal is not None:
                 proven = self.announcements.proves(message, self.proposal)
-                voters = self.learner.voters
+                voters = self.decision.voters
                 self._proposer.on_blame(sender, message, self.proposal, now, voters=voters, proven=proven)
             case Ask() if self.me in self.ready:
                 self._out.append((sender, self.ready[self.me]))
@@ -453,11 +453,11 @@ class Agreement:
     def _on_vote(self, sender: PeerId, message: Vote, signature: bytes, now: float) -> None:
         if self.proposal is None or not self._proposer.leads(self.proposal):
             return
-        if self.learner.on_vote(sender, message, signature, self.proposal):
+        if self.decision.on_vote(sender, message, signature, self.proposal):
             self._proposer.on_vote(sender)
             self._turn.progress(now)
         if self.commit is not None:
-            self._out += self.learner.commit_messages(self.commit)
+            self._out += self.decision.commit_messages(self.commit)
 
     # --- time, and ballots of this peer
 
@@ -496,7 +496,7 @@ class Agreement:
             if self.terms.lineage:
                 message = msgspec.structs.replace(message, proposal=sealed(message.proposal, self.sign))
             self.proposal = message.proposal
-            self.learner.open()
+            self.decision.open()
             self.announcements.keep(self.proposal, self._acceptor.voted)
             self._out.append((None, message))
         if not self._proposer.preparing:

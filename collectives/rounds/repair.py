@@ -37,7 +37,7 @@ class Repair:
         results, proposal = self._data_plane.results, self._data_plane.proposal
         if proposal is None or results.wanted is None:
             return 0
-        unclaimed = self._data_plane.unclaimed and not self._agreement.learner.results_confirmed(proposal)
+        unclaimed = self._data_plane.unclaimed and not self._agreement.decision.results_confirmed(proposal)
         return results.missing or int(unclaimed)
 
     @property
@@ -148,7 +148,7 @@ class Repair:
     def unproved(self, now: float) -> bool:
         """Return True if the leader has shown no claims to the results of its vote within two patiences."""
         asked, data_plane = self._leader_asked, self._data_plane
-        if asked is None or asked[0] is not data_plane.proposal or self._agreement.learner.results_confirmed(asked[0]):
+        if asked is None or asked[0] is not data_plane.proposal or self._agreement.decision.results_confirmed(asked[0]):
             return False
         return data_plane.unclaimed and now >= asked[1] + 2 * self._agreement.terms.patience
 

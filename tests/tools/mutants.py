@@ -48,7 +48,7 @@ TARGETS = {
     "collectives/consensus/justification.py": (f"{CONSENSUS}/test_proposal.py", CONSENSUS),
     "collectives/consensus/proposal.py": (f"{CONSENSUS}/test_proposal.py", CONSENSUS),
     "collectives/consensus/announcements.py": (ANNOUNCEMENTS, CONSENSUS),
-    "collectives/consensus/learner.py": (f"{CONSENSUS}/test_learner.py", CONSENSUS),
+    "collectives/consensus/decision.py": (f"{CONSENSUS}/test_decision.py", CONSENSUS),
     "collectives/consensus/paxos.py": (f"{CONSENSUS}/test_paxos.py", CONSENSUS),
     "collectives/consensus/proposal_check.py": (
         f"{MEMBERS}/test_absent_members.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 PAXOS, TURN = "collectives/consensus/paxos.py", "collectives/consensus/turn.py"
 PROPOSER, ACCEPTOR = "collectives/consensus/proposer.py", "collectives/consensus/acceptor.py"
-LEARNER = "collectives/consensus/learner.py"
+DECISION = "collectives/consensus/decision.py"
 JUSTIFICATION = "collectives/consensus/justification.py"
 PROPOSAL_CHECK = "collectives/consensus/proposal_check.py"
 
@@ -119,7 +119,7 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
         "if proposal is None or self.commit is not None:",
     ),
     (
-        LEARNER,
+        DECISION,
         "a commit needs no proof",
         "if self.commit is None and certified(message, self._electorate, self._verify):",
         "if self.commit is None:",
@@ -150,19 +150,19 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
         "if not promises:",
     ),
     (
-        LEARNER,
+        DECISION,
         "votes with different results commit",
         "same = {peer for peer, (digest, _) in self._votes.items() if digest == message.digest}",
         "same = set(self._votes)",
     ),
     (
-        LEARNER,
+        DECISION,
         "votes for another proposal of the ballot count",
         "or message != vote_for(proposal, message.digest):",
         ":",
     ),
     (
-        LEARNER,
+        DECISION,
         "votes of an earlier ballot count",
         "self._votes, self._informed = {}, set(self._electorate.live)",
         "self._informed = set(self._electorate.live)",

@@ -362,7 +362,7 @@ class Butterfly(DataPlane):
     def _check_result(self, chunk: Buffer, index: int) -> None:
         """Raise CodecError for an impossible result. The norm does not matter if honest peers have checked it."""
         proposal = self.proposal
-        free = proposal is None or self.agreement.learner.results_confirmed(proposal)
+        free = proposal is None or self.agreement.decision.results_confirmed(proposal)
         self._screen.check(chunk, index, None if proposal is None or free else proposal.contributors)
 
     def _take_record(self, sender: PeerId, record: ResultRecord, signature: bytes) -> None:
@@ -374,7 +374,7 @@ class Butterfly(DataPlane):
     def announcement_shown(self) -> None:
         """Check adopted results by the norms in announcements that have come later; vote if all are right."""
         proposal = self.proposal
-        if proposal is None or proposal.adopted is None or self.agreement.learner.results_confirmed(proposal):
+        if proposal is None or proposal.adopted is None or self.agreement.decision.results_confirmed(proposal):
             return
         for index, chunk in enumerate(self.results.chunks):
             try:
@@ -390,7 +390,8 @@ class Butterfly(DataPlane):
         digest, wanted = self.results.digest, self.results.wanted
         if digest is None or wanted not in (None, digest):
             return
-        if self.proposal is not None and self.unclaimed and not self.agreement.learner.results_confirmed(self.proposal):
+        proposal = self.proposal
+        if proposal is not None and self.unclaimed and not self.agreement.decision.results_confirmed(proposal):
             return
         if self._records.all_signed:
             self._on_phase(self.round, "vote")

@@ -153,7 +153,7 @@ class Audits:
             del self._data[old]
         self._recount()
         members, present = done.agreement.terms.members, {entry.peer for entry in data.contributors}
-        index = self._choice(data, len(members), doubted=done.agreement.learner.doubted)
+        index = self._choice(data, len(members), doubted=done.agreement.decision.doubted)
         if index is not None and self._me in members and self._me in present:
             self._fetch(data, index)
 
@@ -170,7 +170,7 @@ class Audits:
     def _choice(self, data: AuditData, peers: int, *, doubted: bool) -> int | None:
         """Return the chunk that this peer audits in a round; None: none of them.
 
-        doubted: see `Learner.doubted`.
+        doubted: see `Decision.doubted`.
         """
         seed = blake3.blake3(
             self._identity.sign("audit", self._run_id, data.lineage, data.round.to_bytes(8, "big"), data.digest)

@@ -35,7 +35,7 @@ def apply_before_commit(patch):
     def hasty(self, digest, now):
         complete(self, digest, now)
         if self.commit is None and self.proposal is not None:
-            self.learner.commit = Commit(self.proposal, digest, ())
+            self.decision.commit = Commit(self.proposal, digest, ())
 
     patch.setattr(Agreement, "complete", hasty)
 

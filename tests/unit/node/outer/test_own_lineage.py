@@ -216,7 +216,7 @@ def test_founder_is_muted_in_the_parent_lineage_and_votes_in_the_new_one():
 
 def test_peer_with_a_commit_founds_no_lineage_while_its_results_can_be_had():
     scene = Scene(live=())
-    scene.current.agreement.learner.commit = later_chain(ANN, BEN, CAT)[-1].certificates[-1].commit
+    scene.current.agreement.decision.commit = later_chain(ANN, BEN, CAT)[-1].certificates[-1].commit
     for left in range(20, 0, -1):
         scene.current.missing_results = left
         scene.run(PATIENCE)
@@ -238,7 +238,7 @@ def test_peer_that_follows_a_round_waits_longer_for_its_results_while_a_source_h
     """A source sends them with pauses. All links are up, and the members have a quorum."""
     scene = Scene(live=(ANN, BEN))
     scene.current.follows, scene.current.exhausted, scene.current.missing_results = True, exhausted, 1
-    scene.current.agreement.learner.commit = later_chain(ANN, BEN, CAT)[-1].certificates[-1].commit
+    scene.current.agreement.decision.commit = later_chain(ANN, BEN, CAT)[-1].certificates[-1].commit
     assert wait_begins_after(scene, seconds)
 
 

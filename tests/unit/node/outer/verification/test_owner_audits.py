@@ -86,8 +86,8 @@ class Scene:
             Reducer(CODEC, RULES["mean"], BufferPool()),
             GRID,
         )
-        terms, learner = SimpleNamespace(members=self.members), SimpleNamespace(doubted=doubted)
-        agreement = SimpleNamespace(terms=terms, ready={}, learner=learner)
+        terms, decision = SimpleNamespace(members=self.members), SimpleNamespace(doubted=doubted)
+        agreement = SimpleNamespace(terms=terms, ready={}, decision=decision)
         self.audits.begin(SimpleNamespace(round=number, data_plane=Exchange(audit_data), agreement=agreement))
 
     def fetched(self):

@@ -1,6 +1,7 @@
-"""Learner: the commit of a round at one peer, from votes in its own ballot or from another peer.
+"""Decision of a round at one peer: the commit, made of the votes in its own ballot or received from another peer.
 
-The leader of a ballot is the distinguished learner of Paxos Made Simple: votes go to it alone, and it informs the others.
+This is the learner of Paxos Made Simple. The leader of a ballot is the distinguished one: votes go to it alone, and it
+informs the others.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from thinwire.swarm.messages.registry import (
 )
 
 
-class Learner:
-    """Learner of one round. `commit`: None until it is known; the first one stays.
+class Decision:
+    """Decision of one round at one peer. `commit`: None until it is known; the first one stays.
 
     note_commit: gets the commits of other peers, because two values of one ballot are evidence.
     """
@@ -35,7 +36,7 @@ class Learner:
         self._verify, self._key_of = keyring.verify, keyring.key_of
         self._electorate, self._terms, self._note_commit = electorate, electorate.terms, note_commit
         self._votes: dict[PeerId, tuple[Digest, bytes]] = {}
-        """Votes in the open ballot of this peer: results and signature."""
+        """Votes in the last ballot that this peer opened: digest of the results, and signature."""
         self._informed: set[PeerId] = set()
         """Peers to which its proposal went over a link that is still open."""
         self._silenced_until: dict[PeerId, float] = {}
@@ -53,7 +54,7 @@ class Learner:
 
     @property
     def voters(self) -> Collection[PeerId]:
-        """Peers that have voted in the open ballot of this peer."""
+        """Peers that have voted in the last ballot that this peer opened."""
         return self._votes.keys()
 
     def on_vote(self, sender: PeerId, message: Vote, signature: bytes, proposal: Proposal) -> bool:

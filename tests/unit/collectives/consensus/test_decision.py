@@ -1,4 +1,4 @@
-"""Learner: votes of the ballot of this peer, and commits that other peers bring."""
+"""Decision: votes of the ballot of this peer, and commits that other peers bring."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from kit.rounds.fake_keys import FakeKeys
 from kit.rounds.round_harness import leaving
 from thinwire.collectives.consensus.certificates import compact
+from thinwire.collectives.consensus.decision import Decision
 from thinwire.collectives.consensus.electorate import Electorate
-from thinwire.collectives.consensus.learner import Learner
 from thinwire.collectives.consensus.members.terms import RoundTerms
 from thinwire.collectives.consensus.proposal import name_of, vote_for
 from thinwire.swarm.messages.registry import LIFE, Ask, Ballot, Commit, Contribution, Proof, Proposal, Vote
@@ -52,12 +52,12 @@ class Keys(FakeKeys):
 
 
 class Scene:
-    """Learner of one peer. `noted`: commits that it has given for the comparison of signatures."""
+    """Decision of one peer. `noted`: commits that it has given for the comparison of signatures."""
 
     def __init__(self, me=ANN, live=IDS):
         self.keys, self.noted = Keys(me), []
         self.electorate = Electorate(me, TERMS, live, self.keys.verify)
-        self.learner = Learner(self.keys, self.electorate, self.noted.append)
+        self.decision = Decision(self.keys, self.electorate, self.noted.append)
 
 
 # --- votes
@@ -65,83 +65,83 @@ class Scene:
 
 @pytest.mark.parametrize("different", [bytes(32), b"\xff" * 32])
 def test_votes_of_a_quorum_for_one_digest_commit(different):
-    learner, proposal = Scene().learner, proposal_of()
+    decision, proposal = Scene().decision, proposal_of()
     vote, other = (Vote(5, 0, proposal.ballot, name_of(proposal), digest) for digest in (RESULTS, different))
-    learner.open()
-    assert learner.on_vote(BEN, vote, b"0" * 64, proposal)
-    assert not learner.on_vote(BEN, vote, b"0" * 64, proposal)
-    assert learner.on_vote(CAT, other, b"1" * 64, proposal)
-    assert learner.on_vote(EVE, vote, b"4" * 64, proposal) and learner.commit is None
-    assert set(learner.voters) == {BEN, CAT, EVE}
-    assert learner.on_vote(DAN, vote, b"3" * 64, proposal) and learner.commit.digest == RESULTS
-    assert [(one.peer, one.signature[:1]) for one in learner.commit.votes] == [(BEN, b"0"), (DAN, b"3"), (EVE, b"4")]
+    decision.open()
+    assert decision.on_vote(BEN, vote, b"0" * 64, proposal)
+    assert not decision.on_vote(BEN, vote, b"0" * 64, proposal)
+    assert decision.on_vote(CAT, other, b"1" * 64, proposal)
+    assert decision.on_vote(EVE, vote, b"4" * 64, proposal) and decision.commit is None
+    assert set(decision.voters) == {BEN, CAT, EVE}
+    assert decision.on_vote(DAN, vote, b"3" * 64, proposal) and decision.commit.digest == RESULTS
+    assert [(one.peer, one.signature[:1]) for one in decision.commit.votes] == [(BEN, b"0"), (DAN, b"3"), (EVE, b"4")]
 
 
 @pytest.mark.parametrize(
     "case", ["lower ballot", "higher ballot", "leader", "not alive", "low name", "high name", "no digest", "lineage"]
 )
 def test_vote_for_another_proposal_or_of_another_peer_is_ignored(case):
-    learner, proposal = Scene().learner, proposal_of(3, alive=IDS[1:])
+    decision, proposal = Scene().decision, proposal_of(3, alive=IDS[1:])
     ballots = {"lower ballot": Ballot(2, ANN), "higher ballot": Ballot(4, ANN), "leader": Ballot(3, BEN)}
     name = {"low name": bytes(32), "high name": b"\xff" * 32}.get(case, name_of(proposal))
     lineage = b"l" * LIFE if case == "lineage" else proposal.lineage  # Its signature would prove no vote.
     digest = None if case == "no digest" else RESULTS
     vote = Vote(5, 0, ballots.get(case, proposal.ballot), name, digest, lineage)
-    assert not learner.on_vote(ANN if case == "not alive" else BEN, vote, b"s" * 64, proposal)
-    assert not learner.voters and learner.commit is None
+    assert not decision.on_vote(ANN if case == "not alive" else BEN, vote, b"s" * 64, proposal)
+    assert not decision.voters and decision.commit is None
 
 
 def test_votes_of_an_earlier_ballot_do_not_count_in_the_next_one():
-    learner, first, second = Scene().learner, proposal_of(1), proposal_of(2)
+    decision, first, second = Scene().decision, proposal_of(1), proposal_of(2)
     for proposal, voters in ((first, (ANN, BEN)), (second, (CAT, DAN))):
-        learner.open()
+        decision.open()
         for peer in voters:
-            learner.on_vote(peer, vote_for(proposal, RESULTS), b"s" * 64, proposal)
-        assert set(learner.voters) == set(voters) and learner.commit is None
-    learner.on_vote(BEN, vote_for(second, RESULTS), b"s" * 64, second)
-    assert learner.commit is not None and [one.peer for one in learner.commit.votes] == [BEN, CAT, DAN]
+            decision.on_vote(peer, vote_for(proposal, RESULTS), b"s" * 64, proposal)
+        assert set(decision.voters) == set(voters) and decision.commit is None
+    decision.on_vote(BEN, vote_for(second, RESULTS), b"s" * 64, second)
+    assert decision.commit is not None and [one.peer for one in decision.commit.votes] == [BEN, CAT, DAN]
 
 
 def test_commit_goes_without_its_proposal_to_peers_that_have_it():
     """The link to CAT broke after the proposal, and DAN has a new one. DAN has voted, so it has the proposal."""
     scene = Scene(live=(ANN, BEN, CAT, EVE))
-    learner, proposal = scene.learner, proposal_of()
-    learner.open()
-    learner.on_link_down(CAT)
+    decision, proposal = scene.decision, proposal_of()
+    decision.open()
+    decision.on_link_down(CAT)
     scene.electorate.live.add(DAN)
     scene.electorate.live.discard(EVE)
-    assert dict(learner.commit_messages(commit := commit_of(*IDS[:3]))) == {
+    assert dict(decision.commit_messages(commit := commit_of(*IDS[:3]))) == {
         BEN: compact(commit),
         CAT: commit,
         DAN: commit,
     }
-    learner.on_vote(DAN, vote_for(proposal, RESULTS), b"s" * 64, proposal)
-    assert dict(learner.commit_messages(commit))[DAN] == compact(commit)
+    decision.on_vote(DAN, vote_for(proposal, RESULTS), b"s" * 64, proposal)
+    assert dict(decision.commit_messages(commit))[DAN] == compact(commit)
 
 
 # --- commits of other peers
 
 
-def test_commit_with_votes_of_a_quorum_is_learned_once():
+def test_commit_with_votes_of_a_quorum_is_taken_once():
     scene, commit = Scene(), commit_of(ANN, BEN, CAT)
-    assert scene.learner.on_commit(EVE, commit, 0.0) and scene.learner.commit == commit and scene.noted == [commit]
-    assert not scene.learner.on_commit(EVE, commit, 0.0)
-    assert not scene.learner.on_commit(DAN, commit_of(BEN, CAT, DAN), 0.0), "other votes for the same value"
-    assert scene.learner.commit == commit and scene.noted == [commit]
+    assert scene.decision.on_commit(EVE, commit, 0.0) and scene.decision.commit == commit and scene.noted == [commit]
+    assert not scene.decision.on_commit(EVE, commit, 0.0)
+    assert not scene.decision.on_commit(DAN, commit_of(BEN, CAT, DAN), 0.0), "other votes for the same value"
+    assert scene.decision.commit == commit and scene.noted == [commit]
 
 
 def test_sender_of_a_false_commit_is_silenced_for_a_patience():
     scene, right = Scene(), commit_of(ANN, BEN, CAT)
-    assert not scene.learner.on_commit(EVE, commit_of(ANN, BEN, CAT, signer=EVE), 1.0) and scene.keys.checked
+    assert not scene.decision.on_commit(EVE, commit_of(ANN, BEN, CAT, signer=EVE), 1.0) and scene.keys.checked
     scene.keys.checked.clear()
-    assert not scene.learner.on_commit(EVE, right, 2.9) and not scene.keys.checked, "its signatures take time"
-    assert scene.learner.on_commit(DAN, right, 2.9)
+    assert not scene.decision.on_commit(EVE, right, 2.9) and not scene.keys.checked, "its signatures take time"
+    assert scene.decision.on_commit(DAN, right, 2.9)
 
 
 def test_silenced_sender_is_heard_again_after_a_patience():
     scene, right = Scene(), commit_of(ANN, BEN, CAT)
-    scene.learner.on_commit(EVE, commit_of(ANN, BEN, CAT, signer=EVE), 1.0)
-    assert scene.learner.on_commit(EVE, right, 3.0)
+    scene.decision.on_commit(EVE, commit_of(ANN, BEN, CAT, signer=EVE), 1.0)
+    assert scene.decision.on_commit(EVE, right, 3.0)
 
 
 @pytest.mark.parametrize("case", ["voter", "departed"])
@@ -150,35 +150,35 @@ def test_commit_whose_keys_are_unknown_is_neither_believed_nor_false(case):
     left = (leaving(DAN, sign=lambda message: sign(DAN, message)).farewell,) if case == "departed" else ()
     commit = commit_of(ANN, BEN, CAT, farewells=left)
     scene.keys.unknown = {CAT if case == "voter" else DAN}
-    assert not scene.learner.on_commit(EVE, commit, 0.0) and not scene.keys.checked
+    assert not scene.decision.on_commit(EVE, commit, 0.0) and not scene.keys.checked
     scene.keys.unknown = set()
-    assert scene.learner.on_commit(EVE, commit, 0.0), "the sender was not silenced"
+    assert scene.decision.on_commit(EVE, commit, 0.0), "the sender was not silenced"
 
 
 def test_conflicting_commit_is_noted_as_evidence_and_silences_its_sender():
     scene, ours, theirs = Scene(), commit_of(ANN, BEN, CAT), commit_of(BEN, CAT, DAN, digest=OTHER)
-    scene.learner.on_commit(DAN, ours, 0.0)
+    scene.decision.on_commit(DAN, ours, 0.0)
     for now in (1.0, 2.9, 3.0):
-        assert not scene.learner.on_commit(EVE, theirs, now)
-    assert scene.learner.commit == ours and scene.noted == [ours, theirs, theirs]
+        assert not scene.decision.on_commit(EVE, theirs, now)
+    assert scene.decision.commit == ours and scene.noted == [ours, theirs, theirs]
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_commit_without_its_proposal_is_completed_or_asked_for(known):
-    learner, commit = Scene().learner, commit_of(ANN, BEN, CAT)
-    found = learner.completed(compact(commit), (None, commit.proposal if known else proposal_of(2)))
+    decision, commit = Scene().decision, commit_of(ANN, BEN, CAT)
+    found = decision.completed(compact(commit), (None, commit.proposal if known else proposal_of(2)))
     assert found == (commit if known else Ask(5, 0))
 
 
 def test_compact_commit_after_the_commit_is_asked_for_only_if_it_can_be_evidence():
-    learner, commit = Scene().learner, commit_of(ANN, BEN, CAT)
-    learner.on_commit(BEN, commit, 0.0)
-    assert learner.completed(compact(commit), ()) == commit
-    assert learner.completed(compact(commit_of(*IDS[:3], contributors=commit.proposal.contributors[:4])), ()) == Ask(
+    decision, commit = Scene().decision, commit_of(ANN, BEN, CAT)
+    decision.on_commit(BEN, commit, 0.0)
+    assert decision.completed(compact(commit), ()) == commit
+    assert decision.completed(compact(commit_of(*IDS[:3], contributors=commit.proposal.contributors[:4])), ()) == Ask(
         5, 0
     )
     for term in (0, 2):
-        assert learner.completed(compact(commit_of(*IDS[:3], term=term)), ()) is None, "another ballot"
+        assert decision.completed(compact(commit_of(*IDS[:3], term=term)), ()) is None, "another ballot"
 
 
 # --- results
@@ -186,15 +186,15 @@ def test_compact_commit_after_the_commit_is_asked_for_only_if_it_can_be_evidence
 
 @pytest.mark.parametrize(("voters", "confirmed"), [((ANN,), False), ((ANN, CAT), True)])
 def test_results_with_votes_of_two_members_are_confirmed_and_others_are_doubted_when_they_commit(voters, confirmed):
-    learner = Scene().learner
+    decision = Scene().decision
     commit = commit_of(ANN, BEN, CAT, term=2, adopted=RESULTS, sources=voters, kept=IDS)
-    assert learner.results_confirmed(commit.proposal) == confirmed and not learner.doubted
-    assert learner.on_commit(ANN, commit, 0.0)
-    assert learner.results_confirmed(commit.proposal) and learner.doubted != confirmed
+    assert decision.results_confirmed(commit.proposal) == confirmed and not decision.doubted
+    assert decision.on_commit(ANN, commit, 0.0)
+    assert decision.results_confirmed(commit.proposal) and decision.doubted != confirmed
 
 
 def test_committed_results_that_were_not_adopted_are_confirmed():
-    learner, commit = Scene().learner, commit_of(ANN, BEN, CAT)
-    assert not learner.results_confirmed(commit.proposal)
-    learner.on_commit(ANN, commit, 0.0)
-    assert learner.results_confirmed(commit.proposal) and not learner.doubted
+    decision, commit = Scene().decision, commit_of(ANN, BEN, CAT)
+    assert not decision.results_confirmed(commit.proposal)
+    decision.on_commit(ANN, commit, 0.0)
+    assert decision.results_confirmed(commit.proposal) and not decision.doubted
