@@ -245,7 +245,7 @@ class Operation:
         elsewhere = {
             peer for peer, call in self._callers.calls.items() if peer in call.group and call.group != self.group
         }
-        here = agreement.reachable - set(agreement.nonvoters) - elsewhere
+        here = agreement.electorate.live - agreement.electorate.nonvoters - elsewhere
         return enough(here, agreement.terms.members, fraction=agreement.terms.fraction)
 
     # --- choosing the group

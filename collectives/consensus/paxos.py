@@ -83,7 +83,8 @@ class Agreement:
     `diverged`. `voter`: False if this peer must not vote. `idle`: peers without chunks from the start. `barred`: peers that
     must not contribute because they withheld their data in earlier rounds; `hasty`: peers whose ballots must not stop a
     leader that makes progress. `store`: our stored votes and life; None: in memory. `standing`: of the other
-    peers; None: all have equal rights.
+    peers; None: all have equal rights. Callers read the parts `electorate`, `acceptor`, `decision` and `announcements`, and
+    may add to the electorate's `nonvoters`.
     """
 
     def __init__(
@@ -107,23 +108,23 @@ class Agreement:
         self.past: set[PeerId] = set()
         """Peers that report to be in a later round."""
         self.sign, self.verify = keyring.sign, keyring.verify
-        self._electorate = Electorate(self.me, terms, live, keyring.verify, standing)
-        equivocation = Equivocation(self._electorate.standing.report_equivocation)
-        self.announcements = Announcements(keyring, self._electorate, equivocation)
+        self.electorate = Electorate(self.me, terms, live, keyring.verify, standing)
+        equivocation = Equivocation(self.electorate.standing.report_equivocation)
+        self.announcements = Announcements(keyring, self.electorate, equivocation)
         self.ready = self.announcements.newest
-        self._check = ProposalCheck(self._electorate, self.announcements, equivocation, keyring.verify)
-        self.decision = Decision(keyring, self._electorate, self._check.note_commit)
-        self._proposer = Proposer(self._electorate, self.ready, idle, barred, self.announcements.member_proof)
+        self._check = ProposalCheck(self.electorate, self.announcements, equivocation, keyring.verify)
+        self.decision = Decision(keyring, self.electorate, self._check.note_commit)
+        self._proposer = Proposer(self.electorate, self.ready, idle, barred, self.announcements.member_proof)
         abstains = not voter or terms.other_life(self.me, store.life)
-        self._acceptor = Acceptor(terms, store, self._electorate.views, abstains=abstains)
-        self._turn = Turn(self._electorate, self._acceptor, self._proposer, self.ready, hasty)
+        self.acceptor = Acceptor(terms, store, self.electorate.views, abstains=abstains)
+        self._turn = Turn(self.electorate, self.acceptor, self._proposer, self.ready, hasty)
         self._complaints = Complaints(terms, self.announcements, barred)
         self._shown: set[tuple[PeerId, Ballot]] = set()
         self._valid: Proposal | None = None
         """Valid proposal of another leader that this peer does not follow yet."""
         self._out: list[tuple[PeerId | None, Message]] = []
-        if self._acceptor.abstains:
-            self._electorate.nonvoters.add(self.me)
+        if self.acceptor.abstains:
+            self.electorate.nonvoters.add(self.me)
             self._send_farewell()  # We left this round in an earlier process, and others may not know it.
 
     @property
@@ -134,17 +135,7 @@ class Agreement:
     @property
     def voter(self) -> bool:
         """True if this peer votes in the round, should it be a member."""
-        return not self._acceptor.abstains
-
-    @property
-    def reachable(self) -> set[PeerId]:
-        """Peers with a link, and ourselves."""
-        return self._electorate.live
-
-    @property
-    def able(self) -> bool:
-        """True if the members that this peer can reach, and that have a vote, are a quorum."""
-        return self._electorate.able
+        return not self.acceptor.abstains
 
     @property
     def blocked(self) -> bool:
@@ -154,29 +145,10 @@ class Agreement:
         """
         return self._proposer.blocked and self.commit is None
 
-    def on_trial(self, peer: PeerId) -> bool:
-        """Return True if a peer is no member and needs an endorsement to become one."""
-        return self._electorate.on_trial(peer)
-
-    @property
-    def nonvoters(self) -> Collection[PeerId]:
-        """Peers without a vote in this round, as far as known."""
-        return self._electorate.nonvoters
-
-    @property
-    def absent(self) -> tuple[PeerId, ...]:
-        """Members that cannot be reached or have no vote."""
-        return self._electorate.absent
-
-    @property
-    def acceptor(self) -> Acceptor:
-        """Promises and votes of this peer; to be read, not changed."""
-        return self._acceptor
-
     @property
     def overdue(self) -> bool:
         """True if the round lasts so long that this peer has asked for another leader."""
-        return self.commit is None and self._electorate.views.asked > 0
+        return self.commit is None and self.electorate.views.asked > 0
 
     @property
     def unanswered(self) -> tuple[PeerId, ...]:
@@ -191,7 +163,7 @@ class Agreement:
 
     def use_number(self, number: int) -> bytes:
         """Return the life that an announcement with this number must name: no later process repeats both."""
-        return self._acceptor.use_number(number)
+        return self.acceptor.use_number(number)
 
     def announce(self, ready: Ready, now: float) -> None:
         """Announce our own encoded pseudo-gradient."""
@@ -210,7 +182,7 @@ class Agreement:
             return  # Votes of others do not count, and a newcomer that loses its votes unnoticed could contradict them.
         if self.announcements.contradicted(proposal):
             return  # The leader and the contributor may lie together. The others need our vote to commit.
-        if not self._acceptor.vote(proposal, digest):
+        if not self.acceptor.vote(proposal, digest):
             return
         self._turn.follow(proposal.ballot.leader, now)
         vote = vote_for(proposal, digest)
@@ -234,20 +206,20 @@ class Agreement:
 
     def reach(self, peer: PeerId) -> None:
         """Note a new link to `peer`."""
-        if peer in self._electorate.live:
+        if peer in self.electorate.live:
             return
-        self._electorate.live.add(peer)
+        self.electorate.live.add(peer)
         if self.commit is None:
-            messages = (*self._electorate.farewells.messages(), self.ready.get(self.me))
+            messages = (*self.electorate.farewells.messages(), self.ready.get(self.me))
             self._out += [(peer, one) for one in messages if one is not None]
 
     def on_link_down(self, peer: PeerId, now: float) -> None:
         """Note that the link to `peer` broke."""
-        self._electorate.live.discard(peer)
+        self.electorate.live.discard(peer)
         self.decision.on_link_down(peer)
         if self.commit is None:
             self._proposer.on_peer_lost(peer, self.proposal)
-        elif peer == self.commit.proposal.ballot.leader and self._electorate.order(peer)[:1] == [self.me]:
+        elif peer == self.commit.proposal.ballot.leader and self.electorate.order(peer)[:1] == [self.me]:
             # The leader may not have informed all peers, and the others wait for us to begin a ballot.
             self._out.append((None, self.commit))
         self.tick(now)
@@ -255,13 +227,13 @@ class Agreement:
     def leave(self) -> None:
         """Send our farewell if we are a member and it helps the others: our process ends in a moment."""
         # If the members that we reach are no quorum without us, our farewell would help none of them.
-        if self._electorate.spares_me and self.me in self.terms.members and self.voter and self.abstain():
+        if self.electorate.spares_me and self.me in self.terms.members and self.voter and self.abstain():
             self._send_farewell()
 
     def _send_farewell(self) -> None:
-        farewell = self._acceptor.farewell(self.me, self.sign)
+        farewell = self.acceptor.farewell(self.me, self.sign)
         if farewell is not None and self.me in self.terms.members:
-            self._electorate.farewells.add(farewell)
+            self.electorate.farewells.add(farewell)
             self._out.append((None, farewell))
 
     def overtaken(self) -> None:
@@ -270,12 +242,8 @@ class Agreement:
 
     def abstain(self) -> bool:
         """Give up our vote in this round for good; return False if that could not be stored."""
-        self._electorate.nonvoters.add(self.me)
-        return self._acceptor.abstains or self._acceptor.abstain()
-
-    def add_nonvoter(self, peer: PeerId) -> None:
-        """Note that a peer has no vote in this round."""
-        self._electorate.nonvoters.add(peer)
+        self.electorate.nonvoters.add(self.me)
+        return self.acceptor.abstains or self.acceptor.abstain()
 
     def take(self) -> list[tuple[PeerId | None, Message]]:
         """Return the messages to send, and forget them; None addresses all reachable peers."""
@@ -289,7 +257,7 @@ class Agreement:
         if not self.terms.members:
             return  # We do not have the swarm's state yet, and no vote.
         if isinstance(message, CompactCommit):
-            found = self.decision.completed(message, (self.proposal, self._acceptor.voted))
+            found = self.decision.completed(message, (self.proposal, self.acceptor.voted))
             if not isinstance(found, Commit):
                 self._out += [(sender, found)] if found is not None else []
                 return
@@ -310,7 +278,7 @@ class Agreement:
 
     def _on_commit(self, sender: PeerId, message: Commit, now: float) -> None:
         if self.decision.on_commit(sender, message, now):
-            self.announcements.keep(message.proposal, self._acceptor.voted)
+            self.announcements.keep(message.proposal, self.acceptor.voted)
             if self._proposer.ballot is not None:
                 self._out.append((None, message))  # Peers that we have asked wait for us now.
 
@@ -365,16 +333,16 @@ class Agreement:
                 self._proposer.on_new_announcement(sender)
             self.diverged |= self.announcements.outnumbered
         if self.proposal is not None:
-            self.announcements.keep(self.proposal, self._acceptor.voted)
+            self.announcements.keep(self.proposal, self.acceptor.voted)
         self._follow(now)
 
     def _on_proposal(self, sender: PeerId, message: Propose, now: float) -> None:
         if not self._check.concerns(sender, message, self.proposal):
             return
         # The signatures of one proposal can take a long time, so they are checked once for each ballot that counts.
-        if not self._acceptor.heed_proposal(sender, message.proposal, now):
+        if not self.acceptor.heed_proposal(sender, message.proposal, now):
             return
-        self._electorate.farewells.on_ballot()
+        self.electorate.farewells.on_ballot()
         if self._check.valid(message):
             self._valid = message.proposal
             self._follow(now)
@@ -385,11 +353,11 @@ class Agreement:
         if proposal is None or not self._check.accepts(proposal):
             return
         self._valid = None
-        if not self._acceptor.follow(proposal.ballot):
+        if not self.acceptor.follow(proposal.ballot):
             return
         self._proposer.follow()
         self.proposal = proposal
-        self.announcements.keep(proposal, self._acceptor.voted)
+        self.announcements.keep(proposal, self.acceptor.voted)
         self._turn.follow(proposal.ballot.leader, now)
         for peer, reason in (*self._complaints.unwanted(proposal), *self._complaints.doubted(proposal)):
             self.accuse(peer, reason, now)
@@ -412,13 +380,13 @@ class Agreement:
     def _on_prepare(self, sender: PeerId, message: Prepare, now: float) -> None:
         if message.lineage != self.terms.lineage or not self.voter or sender in self._check.refused:
             return
-        before = self._acceptor.promised
+        before = self.acceptor.promised
         if message.ballot < before:
             self._out.append((sender, self._view_change()))
             return
-        if self._turn.too_early(sender, self.proposal, now) or not self._acceptor.heed_prepare(sender, message, now):
+        if self._turn.too_early(sender, self.proposal, now) or not self.acceptor.heed_prepare(sender, message, now):
             return
-        if (promise := self._acceptor.promise(message.ballot)) is None:
+        if (promise := self.acceptor.promise(message.ballot)) is None:
             return
         if before.leader != sender or (self.proposal is not None and self.proposal.ballot == before):
             self._turn.follow(sender, now)  # A ballot that its leader begins again is no progress.
@@ -426,13 +394,13 @@ class Agreement:
         self._out += [(sender, one) for one in (self.ready.get(self.me), promise) if one is not None]
 
     def _view_change(self) -> ViewChange:
-        terms, views = self.terms, self._electorate.views
-        return ViewChange(terms.round, terms.fragment, views.asked, self._acceptor.promised, terms.lineage)
+        terms, views = self.terms, self.electorate.views
+        return ViewChange(terms.round, terms.fragment, views.asked, self.acceptor.promised, terms.lineage)
 
     def _on_view_change(self, sender: PeerId, message: ViewChange, now: float) -> None:
         if message.lineage != self.terms.lineage or not self.voter:
             return
-        views = self._electorate.views
+        views = self.electorate.views
         if views.on_change(sender, message.view, now):
             self._out.append((None, self._view_change()))
         elif message.view < views.asked:
@@ -442,11 +410,11 @@ class Agreement:
 
     def _on_leave(self, sender: PeerId, message: Leave) -> None:
         """Note a farewell, and pass it on while the round needs it: the peer may not have reached all others."""
-        peer, farewells = message.farewell.peer, self._electorate.farewells
+        peer, farewells = message.farewell.peer, self.electorate.farewells
         if self.commit is not None or peer in farewells or peer not in self.terms.members:
             return
         if farewells.add(message, sender, self._check.genuine):
-            others = self._electorate.live - {self.me, sender, peer}
+            others = self.electorate.live - {self.me, sender, peer}
             self._out += [(other, message) for other in sorted(others)]
             self._proposer.on_peer_lost(peer, self.proposal)
 
@@ -465,28 +433,28 @@ class Agreement:
         """Let time pass: open a ballot when it is time, replace a leader that is gone or stands still."""
         if self.commit is not None or self.diverged or not self.voter:
             return
-        if self._electorate.views.due(now):
-            self._electorate.views.ask(now)
+        if self.electorate.views.due(now):
+            self.electorate.views.ask(now)
             self._out.append((None, self._view_change()))
         if self._proposer.preparing:
             self._try_open(now)
         elif self._turn.has_come(self.proposal, self._check.refused, now):
-            fresh = self.terms.members[0] == self.me and self._acceptor.promised.term == 0
-            if fresh and (promise := self._acceptor.promise(Ballot(1, self.me))) is not None:
+            fresh = self.terms.members[0] == self.me and self.acceptor.promised.term == 0
+            if fresh and (promise := self.acceptor.promise(Ballot(1, self.me))) is not None:
                 self._proposer.first(promise, self.sign(promise))
                 self._try_open(now)
             else:
                 self._prepare(now)
 
     def _prepare(self, now: float) -> None:
-        highest = self._acceptor.highest(self.me)
-        ballot = self._proposer.next(self._acceptor.promised, highest, now) if self.voter else None
-        promise = self._acceptor.promise(ballot) if ballot is not None else None
+        highest = self.acceptor.highest(self.me)
+        ballot = self._proposer.next(self.acceptor.promised, highest, now) if self.voter else None
+        promise = self.acceptor.promise(ballot) if ballot is not None else None
         if promise is None:
             return
         self._turn.progress(now)
         self._proposer.prepare(promise, self.sign(promise), now)
-        self._out += [(None, leave) for leave in self._electorate.farewells.messages()]
+        self._out += [(None, leave) for leave in self.electorate.farewells.messages()]
         self._out.append((None, Prepare(self.terms.round, self.terms.fragment, promise.ballot, self.terms.lineage)))
         self._try_open(now)
 
@@ -497,7 +465,7 @@ class Agreement:
                 message = msgspec.structs.replace(message, proposal=sealed(message.proposal, self.sign))
             self.proposal = message.proposal
             self.decision.open()
-            self.announcements.keep(self.proposal, self._acceptor.voted)
+            self.announcements.keep(self.proposal, self.acceptor.voted)
             self._out.append((None, message))
         if not self._proposer.preparing:
             self._turn.progress(now)

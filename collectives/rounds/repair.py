@@ -69,20 +69,22 @@ class Repair:
         After the commit, if no voter is reachable: peers that claim to be past the round.
         """
         agreement = self._agreement
-        return self.voters or (sorted(agreement.past & agreement.reachable) if agreement.commit else [])
+        return self.voters or (sorted(agreement.past & agreement.electorate.live) if agreement.commit else [])
 
     @property
     def voters(self) -> list[PeerId]:
         """Reachable peers that voted for the results."""
         agreement, commit, proposal = self._agreement, self._agreement.commit, self._data_plane.proposal
         voters = [proof.peer for proof in commit.votes] if commit else list(proposal.sources) if proposal else []
-        return [peer for peer in voters if peer != agreement.me and peer in agreement.reachable]
+        return [peer for peer in voters if peer != agreement.me and peer in agreement.electorate.live]
 
     def settle(self, digest: Digest) -> None:
         """Settle the results as `digest`: fetch those that are missing or differ."""
         data_plane, results = self._data_plane, self._data_plane.results
         results.settle(digest)
-        lost = any(data_plane.owners[index] not in self._agreement.reachable for index in results.missing_indices())
+        lost = any(
+            data_plane.owners[index] not in self._agreement.electorate.live for index in results.missing_indices()
+        )
         untouched = data_plane.proposal is None or self._agreement.me not in data_plane.proposal.alive
         self._requests.at = self._now()
         if results.missing and (lost or untouched or self._agreement.commit is None):
@@ -131,7 +133,9 @@ class Repair:
         if wanted is None or proposal is None or not data_plane.unclaimed or self._agreement.commit is not None:
             return
         # A voter may have restarted. Then other peers that have computed or fetched the results can show the claims.
-        others = [peer for peer in proposal.alive if peer != self._agreement.me and peer in self._agreement.reachable]
+        others = [
+            peer for peer in proposal.alive if peer != self._agreement.me and peer in self._agreement.electorate.live
+        ]
         sources = list(dict.fromkeys([*self.sources, *others]))
         leader, terms = proposal.ballot.leader, self._agreement.terms
         if not sources:

@@ -341,6 +341,6 @@ class Round:
                 signers |= {one.peer for proposal in proposals for one in (*proposal.farewells, *proposal.left)}
                 keys = tuple(key for peer in sorted(signers) if (key := self._keyring.key_of(peer)) is not None)
                 message = msgspec.structs.replace(message, keys=keys)
-            for peer in sorted(self.agreement.reachable) if to is None else (to,):
+            for peer in sorted(self.agreement.electorate.live) if to is None else (to,):
                 if peer != self.me:
                     self._send_queue.control(peer, message)

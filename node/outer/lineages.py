@@ -125,7 +125,7 @@ class Lineages:
             self.ask(peer)
         for peer, name in self._claimed_names.items():
             if name != self._name:
-                agreement.add_nonvoter(peer)
+                agreement.electorate.nonvoters.add(peer)
 
     @property
     def _head(self) -> Head:
@@ -190,7 +190,7 @@ class Lineages:
                 self._replica.digest,
             )
             new = new_founders(fork)
-            trial = self._me in fork.before and any(map(self._current().agreement.on_trial, new))
+            trial = self._me in fork.before and any(map(self._current().agreement.electorate.on_trial, new))
             if begins_with_ours and not trial and not any(map(self._is_excluded, new, fork.tokens)):
                 return fork
         return None

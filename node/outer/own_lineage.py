@@ -62,11 +62,11 @@ class OwnLineage:
 
     def on_found(self, peer: PeerId, message: Found, signature: bytes) -> None:
         """Note the statement of a founder; it has no vote in the round in progress any more."""
-        if self._me in self._replica.members and self._current().agreement.on_trial(peer):
+        if self._me in self._replica.members and self._current().agreement.electorate.on_trial(peer):
             return  # Newcomers on trial become no members by a lineage, either.
         settled = self._replica.newest[0] == self._replica.round  # Otherwise its digest is being computed.
         if settled and self._own_founding.on_message(peer, message, signature):
-            self._current().agreement.add_nonvoter(peer)
+            self._current().agreement.electorate.nonvoters.add(peer)
 
     def on_tick(self) -> None:
         """Found a lineage with the reachable peers if the round has had no quorum for long enough."""
@@ -90,7 +90,9 @@ class OwnLineage:
         if not agreement.abstain():
             return  # The disk must remember that this peer votes no more in the parent lineage.
         self._own_founding.life = self._votes.life  # It is another one if the disk has failed meanwhile.
-        found = self._own_founding.update(now, self._live, agreement.nonvoters, SETTLE * agreement.terms.patience)
+        found = self._own_founding.update(
+            now, self._live, agreement.electorate.nonvoters, SETTLE * agreement.terms.patience
+        )
         if found is not None:
             for peer in sorted(self._live):
                 self._send_queue.control(peer, found)
@@ -114,7 +116,7 @@ class OwnLineage:
         lost = current.missing_results and now >= self._missing[1] + longest
         # A founder of a lineage that begins before this round has no results of it.
         gone = current.missing_results and current.unobtainable(without=self._own_founding.stated)
-        able = (agreement.able or agreement.commit is not None) and not (gone or lost or agreement.blocked)
+        able = (agreement.electorate.able or agreement.commit is not None) and not (gone or lost or agreement.blocked)
         if not self._replica.members or current.complete or able:
             return None
         return self._missing[1] if lost else now

@@ -58,7 +58,7 @@ class QuorumWait:
         if since is None:
             return ""
         agreement = self._current().agreement
-        absent = ", ".join(map(short, agreement.absent)) or "the results of the round"
+        absent = ", ".join(map(short, agreement.electorate.absent)) or "the results of the round"
         if agreement.blocked:
             absent = "members that have not reported their votes"
         text = f"no quorum for {self._now() - since:.0f} s: waiting for {absent}"

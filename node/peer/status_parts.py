@@ -97,7 +97,7 @@ def without_quorum(peer: Peer) -> list[RoundSession]:
 
 def _stall(session: RoundSession, now: float) -> Stall:
     agreement, wait, members = session.current.agreement, session.quorum_wait, session.replica.members
-    here = [peer for peer in members if peer in session.live and peer not in agreement.nonvoters]
+    here = [peer for peer in members if peer in session.live and peer not in agreement.electorate.nonvoters]
     obstacle = ""
     if session.states.held:
         obstacle = "a state is being fetched"
@@ -107,7 +107,7 @@ def _stall(session: RoundSession, now: float) -> Stall:
         fragment=session.fragment,
         round=session.replica.round,
         members=tuple(peer.hex() for peer in members),
-        absent=tuple(peer.hex() for peer in agreement.absent if peer != session.me),
+        absent=tuple(peer.hex() for peer in agreement.electorate.absent if peer != session.me),
         founders=tuple(peer.hex() for peer in sorted({session.me, *here})),
         seconds=max(0.0, now - (wait.since or 0.0)),
         until=None if wait.until is None else max(0.0, wait.until - now),

@@ -42,7 +42,7 @@ class _MadeMembers:
             for key in self._keys:
                 ready = replace(pattern, weight=0, voter=True, life=key.peer_id[:LIFE], hashes=b"", norms=b"")
                 signature = sign_message(ready.statement(), b"", key, keyring.run_id)
-                agreement.reachable.add(key.peer_id)
+                agreement.electorate.live.add(key.peer_id)
                 agreement.on_message(key.peer_id, ready, signature, self._session._now())
 
 

@@ -13,8 +13,8 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
     (
         PAXOS,
         "a vote is sent that could not be stored",
-        "if not self._acceptor.vote(proposal, digest):",
-        "if self._acceptor.vote(proposal, digest) is None:",
+        "if not self.acceptor.vote(proposal, digest):",
+        "if self.acceptor.vote(proposal, digest) is None:",
     ),
     (
         ACCEPTOR,
@@ -32,7 +32,7 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
     (
         PAXOS,
         "the first leader begins the first ballot again",
-        "fresh = self.terms.members[0] == self.me and self._acceptor.promised.term == 0",
+        "fresh = self.terms.members[0] == self.me and self.acceptor.promised.term == 0",
         "fresh = self.terms.members[0] == self.me and self.proposal is None",
     ),
     (
@@ -58,13 +58,13 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
     (
         PAXOS,
         "a promise for any Prepare",
-        "if self._turn.too_early(sender, self.proposal, now) or not self._acceptor.heed_prepare(sender, message, now):",
+        "if self._turn.too_early(sender, self.proposal, now) or not self.acceptor.heed_prepare(sender, message, now):",
         "if self._turn.too_early(sender, self.proposal, now):",
     ),
     (
         PAXOS,
         "our ballots may be below our promise",
-        "self._proposer.next(self._acceptor.promised, highest, now)",
+        "self._proposer.next(self.acceptor.promised, highest, now)",
         "self._proposer.next(Ballot(1, self.me), highest, now)",
     ),
     (
@@ -222,13 +222,13 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
     (
         PAXOS,
         "a new link gets no farewells",
-        "messages = (*self._electorate.farewells.messages(), self.ready.get(self.me))",
+        "messages = (*self.electorate.farewells.messages(), self.ready.get(self.me))",
         "messages = (self.ready.get(self.me),)",
     ),
     (
         PAXOS,
         "a ballot brings no farewells",
-        "        self._out += [(None, leave) for leave in self._electorate.farewells.messages()]\n",
+        "        self._out += [(None, leave) for leave in self.electorate.farewells.messages()]\n",
         "",
     ),
     (

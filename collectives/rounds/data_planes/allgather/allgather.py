@@ -148,7 +148,10 @@ class AllGather(DataPlane):
         after = [peer for peer in proposal.alive if peer > self.me] + [
             peer for peer in proposal.alive if peer < self.me
         ]
-        able, count = self.agreement.reachable.intersection(proposal.alive).difference(proposal.idle), len(self._source)
+        able, count = (
+            self.agreement.electorate.live.intersection(proposal.alive).difference(proposal.idle),
+            len(self._source),
+        )
         relays = [self._relay_plan.relay(index, count, able) for index in range(count)]
         for index in sorted(range(count), key=lambda index: relays[index] is None):
             piece, helper = self._source[index], relays[index]
@@ -337,7 +340,7 @@ class AllGather(DataPlane):
             for slot in self.results.missing_indices()
             if self.results.expected_hash(slot) is not None
         ]
-        live = self.agreement.reachable
+        live = self.agreement.electorate.live
         found = self._requests.plan(
             proposal, pieces, live, progressed_at=self.progress.progressed_at, now=now, patience=patience
         )

@@ -342,7 +342,7 @@ def test_refused_connections_do_not_change_the_quorum():
         for prepare in sent(one, Prepare):
             on_message(one, BEN, Promise(5, 0, prepare.ballot, None, None), at / 2)
     assert one.proposal is None or one.proposal.ballot.term == 1
-    assert not one.able and set(one.absent) == {CAT, DAN, EVE}
+    assert not one.electorate.able and set(one.electorate.absent) == {CAT, DAN, EVE}
 
 
 def test_vote_in_a_farewell_binds_the_next_ballot():

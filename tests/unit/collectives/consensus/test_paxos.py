@@ -81,7 +81,7 @@ class World:
 
     def collect(self, me):
         for to, message in self.peers[me].take():
-            for peer in sorted(self.peers[me].reachable) if to is None else [to]:
+            for peer in sorted(self.peers[me].electorate.live) if to is None else [to]:
                 if peer != me:
                     self.bag.append((me, peer, message))
 
@@ -364,7 +364,7 @@ def test_peers_without_a_quorum_never_commit_however_many_are_refused():
         world.go_on(10.0)
         world.cut(*world.ids[2:])
         world.join_up(*world.ids[2:])
-    assert not world.committed() and not world.peers[world.ids[2]].able
+    assert not world.committed() and not world.peers[world.ids[2]].electorate.able
 
 
 def test_restarted_swarm_commits_what_was_chosen_before():
@@ -1055,8 +1055,8 @@ def test_peer_without_a_vote_neither_votes_promises_nor_leads(why):
     # The others wait for it no longer, and two of three members are still a quorum.
     other = agreement(ids[1], ids, ids, lives=lives)
     other.on_message(ids[0], announced, b"", 0.0)
-    assert other.waiting_for() == (ids[1], ids[2]) and ids[0] in other.absent
-    assert other.able
+    assert other.waiting_for() == (ids[1], ids[2]) and ids[0] in other.electorate.absent
+    assert other.electorate.able
 
 
 def test_restarted_peer_with_its_store_remembers_its_promise_and_vote():
@@ -1120,12 +1120,12 @@ def test_prepare_of_another_lineage_or_of_a_stranger_gets_no_promise(sender, lin
 
 def test_withdrawn_peer_has_no_vote_and_a_barred_one_is_not_waited_for():
     peer, ids = _led(store=(store := MemoryVoteStore()))
-    peer.add_nonvoter(ids[3])
-    assert peer.able and set(peer.nonvoters) == {ids[3]} and peer.absent == (ids[3],)
+    peer.electorate.nonvoters.add(ids[3])
+    assert peer.electorate.able and set(peer.electorate.nonvoters) == {ids[3]} and peer.electorate.absent == (ids[3],)
     assert peer.abstain() and store.record.left
-    assert not peer.voter and peer.able and set(peer.nonvoters) == {ids[1], ids[3]}
-    peer.add_nonvoter(ids[0])
-    assert not peer.able and peer.absent == (ids[0], ids[1], ids[3])
+    assert not peer.voter and peer.electorate.able and set(peer.electorate.nonvoters) == {ids[1], ids[3]}
+    peer.electorate.nonvoters.add(ids[0])
+    assert not peer.electorate.able and peer.electorate.absent == (ids[0], ids[1], ids[3])
     peer.on_message(ids[2], Prepare(5, 0, Ballot(2, ids[2])), b"", 0.0)
     assert not [message for _, message in peer.take() if isinstance(message, Promise)]
 
@@ -1165,7 +1165,7 @@ def test_newcomers_never_decide_after_all_members_are_unreachable():
         peer.tick(float(at))
         for _, message in peer.take():
             assert not isinstance(message, (Propose, Prepare))
-    assert peer.proposal is None and peer.absent == tuple(ids)
+    assert peer.proposal is None and peer.electorate.absent == tuple(ids)
 
 
 def test_grace_begins_again_with_a_quorum_that_was_lost():

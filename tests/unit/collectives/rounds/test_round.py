@@ -778,7 +778,7 @@ def test_peer_that_follows_asks_the_first_source_that_can_be_reached_at_once():
     harness.on_message(PEERS[4], _commit(_opening(harness, LEADER, OTHER), harness))
     assert harness.round.follows and not harness.sent(Fetch)
     harness.now = 0.5
-    harness.round.agreement.reachable.add(OTHER)
+    harness.round.agreement.electorate.live.add(OTHER)
     harness.round.tick()
     assert {to for to, _, _ in harness.sent(Fetch)} == {OTHER}
 

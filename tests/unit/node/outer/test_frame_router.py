@@ -144,9 +144,9 @@ def test_refused_connection_is_no_death_for_the_quorum():
     scene.session.on_link_down(ANN, gone=True)
     assert scene.session.catch_up.gone == {ANN} and not scene.session.announced
     agreement = scene.session.current.agreement
-    assert not agreement.able and set(agreement.absent) == {ANN, BEN}
+    assert not agreement.electorate.able and set(agreement.electorate.absent) == {ANN, BEN}
     scene.session.on_link_up(ANN)
-    assert not scene.session.catch_up.gone and agreement.able
+    assert not scene.session.catch_up.gone and agreement.electorate.able
 
 
 def test_session_takes_only_frames_of_its_fragment_from_the_stash_that_all_share():

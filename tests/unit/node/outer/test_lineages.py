@@ -171,7 +171,7 @@ def test_peer_with_a_quorum_does_not_give_way_to_a_lineage_founded_in_its_own():
 def test_peer_of_a_lineage_gives_way_to_a_prevailing_one_although_it_has_a_quorum():
     scene = Scene(live=())
     scene.run(ORPHAN + 1.0)
-    assert scene.current.agreement.able
+    assert scene.current.agreement.electorate.able
     scene.link(ANN, BEN, CAT)
     for peer in (ANN, BEN):
         scene.on_chain(peer, branch(ANN, BEN))
@@ -379,7 +379,7 @@ def test_linked_member_in_another_lineage_has_no_vote_in_ours():
     """Links alone are no quorum: two of five with a link to a third one found a lineage, or join that of the third."""
     scene = Scene(live=(ANN, CAT))
     parent = scene.current.agreement
-    assert parent.able
+    assert parent.electorate.able
     scene.on_chain(CAT, branch(CAT))
     scene.run(0.5)
-    assert not parent.able and scene.replica.members == (CAT,)
+    assert not parent.electorate.able and scene.replica.members == (CAT,)

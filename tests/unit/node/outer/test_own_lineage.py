@@ -281,7 +281,7 @@ def test_two_of_five_found_one_lineage_together():
     one, other = scenes[ME].replica, scenes[ANN].replica
     assert one.chain == other.chain and one.members == other.members == (ME, ANN) and one.digest == other.digest
     assert one.lives == life(ME) + life(ANN) and len(one.chain) == 2
-    assert all(scene.current.agreement.able for scene in scenes.values())
+    assert all(scene.current.agreement.electorate.able for scene in scenes.values())
 
 
 def test_silent_member_is_waited_for_during_the_settle_time_only():
@@ -297,19 +297,19 @@ def test_silent_member_is_waited_for_during_the_settle_time_only():
 
 def test_founder_of_another_lineage_has_no_vote_in_our_round():
     scene = Scene()
-    assert scene.current.agreement.able
+    assert scene.current.agreement.electorate.able
     for peer in (ANN, BEN):
         scene.hear_found(peer, ANN, BEN)
-    assert set(scene.current.agreement.nonvoters) == {ANN, BEN} and scene.current.agreement.able
+    assert set(scene.current.agreement.electorate.nonvoters) == {ANN, BEN} and scene.current.agreement.electorate.able
     scene.hear_found(CAT, CAT)
-    assert not scene.current.agreement.able
+    assert not scene.current.agreement.electorate.able
 
 
 def test_statement_about_another_state_changes_nothing():
     scene = Scene()
     message = Found(ROUND, 0, OTHER, (ANN, BEN), life(ANN))
     scene.own_lineage.on_found(ANN, message, sign(ANN, message))
-    assert not scene.current.agreement.nonvoters
+    assert not scene.current.agreement.electorate.nonvoters
 
 
 def test_farewell_is_no_part_of_founding():
