@@ -1,4 +1,4 @@
-"""Decision of a round at one peer: the commit, made of the votes in its own ballot or received from another peer.
+"""Decision of a round at one peer: the commit, from votes in its own ballot or from another peer.
 
 This is the learner of Paxos Made Simple. The leader of a ballot is the distinguished one: votes go to it alone, and it
 informs the others.
