@@ -24,6 +24,8 @@ class Repair:
         self._data_plane, self._agreement = data_plane, data_plane.agreement
         self._send_queue, self._now = data_plane.send_queue, data_plane.now
         self._requests = ChunkRequests()
+        self._repeated = 0
+        """Number of requests that were made because no answer came in time."""
         self._claims_at, self._claims_asked = -math.inf, 0
         self._leader_asked: tuple[Proposal, float] | None = None
         self._freed: set[PeerId] = set()
@@ -123,8 +125,9 @@ class Repair:
         if self.follows:
             # There may be pauses: asking other sources, too, would cost the swarm the same bytes again. If no source could be
             # reached at the commit, the first one that can is asked at once.
-            wait = min(LATEST / patience, 2.0 ** min(8, self._requests.tries)) if self._requests.tries else 0.0
+            wait = min(LATEST / patience, 2.0 ** min(8, 1 + self._repeated)) if self._requests.tries else 0.0
         if now >= max(self._requests.at, self._data_plane.progress.progressed_at) + wait * patience:
+            self._repeated += 1
             self._fetch_all()
 
     def _fetch_claims(self, now: float) -> None:
