@@ -11,6 +11,7 @@ for. The leader gets a complaint (`Blame`) about a peer that misbehaves.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ from thinwire.compression.core.types import Buffer
 from thinwire.swarm.frame import Frame
 from thinwire.swarm.keyring import Keyring
 from thinwire.swarm.messages.registry import (
+    Ask,
     Chunk,
     Commit,
     CompactCommit,
@@ -109,6 +111,8 @@ class Round:
         """
         self.booked = False
         """True if the outcome has been recorded for the owners and the patience of later rounds."""
+        self._sent_again: dict[PeerId, float] = {}
+        """Times at which peers that began this round again got our data again."""
         self._over = asyncio.Event()
         self.abandoned = False
         """True if another round takes its place: `wait` returns without a commit."""
@@ -255,10 +259,21 @@ class Round:
             self.agreement.on_message(sender, message, frame.signature, self._now())
             if self.agreement.ready.get(sender) is not before:  # repeated announcements change nothing
                 self.data_plane.announced(sender)
+            if isinstance(message, Ask):
+                self._send_again(sender)
         self.pump()
         if isinstance(message, ShownReady):
             self.data_plane.announcement_shown()
             self.pump()
+
+    def _send_again(self, peer: PeerId) -> None:
+        """Send a peer that has begun this round again what it had before, at most once in a patience."""
+        now = self._now()
+        due = self._sent_again.get(peer, -math.inf) + self.agreement.terms.patience
+        if self.agreement.commit is None and now >= due:
+            self._sent_again[peer] = now
+            self.data_plane.on_link_down(peer)
+            self.data_plane.on_link_up(peer)
 
     def note_freed(self, peer: PeerId) -> None:
         """Note that a peer is past this round and has freed its results: ask others for what it was asked for."""

@@ -55,19 +55,20 @@ DEPARTURES = (range(2), range(2, 10), range(10, 410))
 TOGETHER = 20
 """Seeds in one test of the soak."""
 
-MENDED = (31, 32, 175, 231, 270, 348, 350, 394, 416, 459, 671, 8174, 6000063, 6000193)
+MENDED = (31, 32, 175, 231, 235, 270, 348, 350, 394, 416, 459, 596, 671, 8174, 6000063, 6000193)
 """Seeds that failed before a rule.
 
 31: a fragment whose members wait for another one delays no peer. 32: a member is banned after its disk has lost a
 synced proposal and it has made another one. 175: a peer asks at once for a proof that the others are ahead if no
 source has the results of its round any more. 231: fragments that have lost their results wait for a quorum at the
-same time. 270: members without a quorum give way to a lineage of strangers. 348: a returning peer whose lineage
-prevails over that of others does not search for a newer state. 350: a restarted peer continues to dial the peers
-that it knew. 394: a suspicion that begins just after a stall is not moved into the future. 416: a peer joins a
-lineage at once if only its founders can have the results of the round. 459: a peer exceeds its own record from a
-time with a wrong clock. 671: one round that lasts long because of an outage at most doubles the patience. 8174: a
-peer follows all rounds of a fragment that it has missed in one turn. 6000063, 6000193: no round is due once the
-only checkpoint that is left is damaged.
+same time. 235: only requests without an answer lengthen the pauses between requests. 270: members without a quorum
+give way to a lineage of strangers. 348: a returning peer whose lineage prevails over that of others does not search
+for a newer state. 350: a restarted peer continues to dial the peers that it knew. 394: a suspicion that begins just
+after a stall is not moved into the future. 416: a peer joins a lineage at once if only its founders can have the
+results of the round. 459: a peer exceeds its own record from a time with a wrong clock. 596: a peer that begins a
+round again gets the contributions again. 671: one round that lasts long because of an outage at most doubles the
+patience. 8174: a peer follows all rounds of a fragment that it has missed in one turn. 6000063, 6000193: no round
+is due once the only checkpoint that is left is damaged.
 """
 
 MENDED_DEPARTURES = (132, 246, 356, 489, 512, 630, 842, 1213, 1298)

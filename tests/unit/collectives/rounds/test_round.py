@@ -769,6 +769,22 @@ def test_peer_that_follows_asks_again_only_after_the_pauses_of_its_sources():
     assert waits == [[patience, patience], [2 * patience, 4 * patience]]
 
 
+def test_request_to_another_source_lengthens_no_pause():
+    """Only requests without an answer do; here two sources have freed the results, and one is lost."""
+    harness = Harness()
+    harness.round.agreement.terms = replace(harness.terms, members=(LEADER, OTHER))
+    harness.on_message(LEADER, _commit(_opening(harness, LEADER, OTHER), harness))
+    harness.round.note_freed(LEADER)
+    harness.round.on_link_down(LEADER)
+    harness.round.on_link_up(LEADER)
+    harness.sent(Fetch)
+    for harness.now in range(100):
+        harness.round.tick()
+        if harness.sent(Fetch):
+            break
+    assert harness.now == 2 * harness.terms.patience
+
+
 def test_peer_that_follows_asks_the_first_source_that_can_be_reached_at_once():
     """At the commit none could be; a link is up again, or a suspicion has ended."""
     harness = Harness()
@@ -964,6 +980,24 @@ def test_peer_that_connects_in_the_round_gets_results_and_a_stranger_gets_none(h
     assert harness.sent(Result) == []
     harness.round.data_plane.on_link_up(OTHER)
     assert [(to, message.index) for to, message, _ in harness.sent(Result)] == [(OTHER, 2)]
+
+
+def test_owner_that_has_begun_the_round_again_gets_our_chunks_again(harness):
+    """It asks for announcements then, and has lost what it got before over the same link; once in a patience."""
+
+    def chunks():
+        return sorted((to, message.index) for to, message, _ in harness.sent(Chunk))
+
+    assert chunks() == [(LEADER, 0), (LEADER, 1), (OTHER, 4), (OTHER, 5)]
+    for now, expected in ((1.0, 2), (1.5, 0), (1.0 + harness.terms.patience, 2)):
+        harness.now = now
+        harness.on_message(OTHER, Ask(1, 0))
+        assert chunks() == [(OTHER, 4), (OTHER, 5)][:expected]
+    harness.finish()
+    harness.on_message(LEADER, _commit(_opening(harness, LEADER, OTHER), harness))
+    harness.now += 10 * harness.terms.patience
+    harness.on_message(OTHER, Ask(1, 0))
+    assert chunks() == [], "a committed round needs no contributions"
 
 
 @pytest.mark.parametrize("former", [LEADER, OTHER])
