@@ -210,6 +210,10 @@ class Pair:
         """Note that the partner is present, though not ready."""
         self._patience.answered = True
 
+    def note_behind(self, seconds: float) -> None:
+        """Note that the partner still has to finish earlier rounds, whose exchanges take this time."""
+        self._patience.note_behind(seconds)
+
     def on_link_down(self) -> None:
         """Handle a broken link; it has one patience to come back."""
         for sender in (self._posted, self._announced):

@@ -30,6 +30,8 @@ class PartnerPatience:
         self.deadline = 0.0
         """Seconds to wait for a partner that is present, but has not announced itself."""
         self.answered = self.linked = True
+        self._before = 0.0
+        """Seconds to wait in addition: the partner has exchanges of earlier rounds to finish before it begins ours."""
         self._announced_at = self._ready_at = 0.0
         """Time of our announcement, and of the partner's first one."""
         self._received = 0
@@ -51,6 +53,10 @@ class PartnerPatience:
         self._received += count
         self.progressed_at = self._now()
 
+    def note_behind(self, seconds: float) -> None:
+        """Note exchanges of earlier rounds that the partner has to finish. A later report never shortens the wait."""
+        self._before = max(self._before, seconds)
+
     def note_link(self, linked: bool) -> None:
         """Note a new or broken link."""
         self.linked, self.progressed_at = linked, self._now()
@@ -67,7 +73,7 @@ class PartnerPatience:
             return STALLED if now > self._due + extra else ""
         if not self.answered and now > self._announced_at + self._patience:
             return "silent"
-        return "late" if now > self._announced_at + self.deadline else ""
+        return "late" if now > self._announced_at + self.deadline + self._before else ""
 
     @property
     def _due(self) -> float:

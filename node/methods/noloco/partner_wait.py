@@ -62,6 +62,15 @@ class PartnerWait:
         usual = waits[-2] if len(waits) > 1 else 0.0
         return max(self.patience, min(LONGEST_WAIT * self._trained, max(self._trained, 2 * usual)))
 
+    def before(self, rounds: int) -> float:
+        """Return the seconds to wait in addition for a partner that is this number of rounds behind us.
+
+        They are the time of the exchanges that it has to finish before it begins our round: the second-longest of ours in
+        the last rounds, so that one slow partner alone has no effect. Before our first one any time is possible.
+        """
+        took = sorted(self._took)[-2:]
+        return rounds * took[0] if took else LONGEST_WAIT * self._trained
+
     def learn(self, group: GossipGroup, results: Sequence[PairResult]) -> None:
         """Measure from these results how long others wait for us, in seconds; negative if we wait for them."""
         late, now, reasons = group.ours_at - group.halfway, self._now(), {result.reason for result in results}

@@ -344,6 +344,8 @@ class GossipSession(ReplicaSession):
             if (ahead := round >= pair.round) or far_ahead(self.replica.round, round):
                 pair.fail("ahead" if ahead else "behind", notify=False)
                 self._start_poll(peer, round)
+            elif round < self.replica.round:
+                pair.note_behind(self._partner_wait.before(self.replica.round - round))
         elif self._poll.answer(peer, round):
             self._end_poll()
 

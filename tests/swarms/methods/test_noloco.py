@@ -273,6 +273,35 @@ def test_slow_weights_travel_during_inner_steps(swarm, monkeypatch):
     assert whole - early == pytest.approx(vector, abs=HOME["latency"]), "the vectors differ by a trip at most"
 
 
+def slow_links(swarm, peers, seed, *, exchange=4.0, rounds=24):
+    """Return the nodes of a swarm in which an exchange of both vectors takes `exchange` times as long as the inner steps."""
+    nodes = []
+
+    async def main():
+        s = swarm(peers, seed=seed, rounds=rounds, **HOME | {"bandwidth": 2 * 100_800 / exchange})
+        for node in s.nodes.values():
+            node.pace = 1.0 + 0.02 * node.index
+        nodes.extend(s.nodes.values())
+        s.start()
+        await s.finish()
+
+    virtual_loop.run(main(), seed=seed)
+    return nodes
+
+
+@pytest.mark.parametrize(
+    "peers, exchange", [(3, 4.0), (5, 4.0), *(pytest.param(n, 1.0, marks=pytest.mark.trial) for n in (3, 5))]
+)
+def test_peer_that_is_left_over_finds_partners_in_the_next_rounds(swarm, peers, exchange):
+    """It waits for partners that still exchange data of an earlier round; they do not count as late."""
+    last = 20  # A peer that is the first to end the run leaves others alone in the very last rounds.
+    for node in slow_links(swarm, peers, 1, exchange=exchange):
+        met = [round for round, found in node.contributors.items() if round <= last and len(found) > 1]
+        alone = [round for round in range(1, last + 1) if round not in met]
+        left_over = [round for round in alone if not node.missing.get(round)]
+        assert len(met) >= last / 2 and len(alone) - len(left_over) <= 3, (node.index, node.missing)
+
+
 @pytest.mark.trial
 @pytest.mark.parametrize(
     "what", ["kill", *(pytest.param(one, marks=pytest.mark.trial) for one in ("pause", "cut", "leave"))]
