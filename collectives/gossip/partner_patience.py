@@ -31,7 +31,7 @@ class PartnerPatience:
         """Seconds to wait for a partner that is present, but has not announced itself."""
         self.answered = self.linked = True
         self._before = 0.0
-        """Seconds to wait in addition: the partner has exchanges of earlier rounds to finish before it begins ours."""
+        """Seconds to wait in addition, because the partner still has exchanges of earlier rounds."""
         self._announced_at = self._ready_at = 0.0
         """Time of our announcement, and of the partner's first one."""
         self._received = 0
@@ -54,7 +54,7 @@ class PartnerPatience:
         self.progressed_at = self._now()
 
     def note_behind(self, seconds: float) -> None:
-        """Note exchanges of earlier rounds that the partner has to finish. A later report never shortens the wait."""
+        """Note the seconds of earlier exchanges of the partner. A later report never shortens the wait."""
         self._before = max(self._before, seconds)
 
     def note_link(self, linked: bool) -> None:
