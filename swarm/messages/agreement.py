@@ -254,7 +254,8 @@ class CompactCommit(Message, frozen=True):
 class Ask(Message, frozen=True):
     """Question about the outcome of a round.
 
-    The answer is its Commit, or Behind, or, while the round is in progress, the receiver's Ready.
+    The answer is its Commit, or Behind, or, while the round is in progress, the receiver's Ready and, at most once in a
+    patience, the data that the sender owns: it may have begun the round again.
     """
 
     round: U32
