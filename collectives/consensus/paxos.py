@@ -22,8 +22,8 @@ a round" in docs/design/agreement.md.
     Promise    all -> candidate        the last vote; no lower ballot gets another one
     Decline    peer -> candidate       no state of this fragment, so no commit is known here
     Blame      participant -> leader   that peer stops our progress
-    Ask        any -> any              a peer that is late, or begins the round again, asks for announcements and for its
-                                       chunks, or for the end of the round
+    Ask        any -> any              a peer that is late, or begins the round again, asks for announcements, or for the
+                                       end of the round
     Leave      member -> all           the last vote, and no further one in this round
     ShownReady any -> any              an announcement that an adopted proposal names
 

@@ -111,6 +111,8 @@ class Round:
         """
         self.booked = False
         """True if the outcome has been recorded for the owners and the patience of later rounds."""
+        self._asked: set[PeerId] = set()
+        """Peers that have asked about this round since their last announcement."""
         self._sent_again: dict[PeerId, float] = {}
         """Times at which peers that began this round again got our data again."""
         self._over = asyncio.Event()
@@ -259,15 +261,22 @@ class Round:
             self.agreement.on_message(sender, message, frame.signature, self._now())
             if self.agreement.ready.get(sender) is not before:  # repeated announcements change nothing
                 self.data_plane.announced(sender)
-            if isinstance(message, Ask):
                 self._send_again(sender)
+            if isinstance(message, Ask):
+                self._asked.add(sender)
         self.pump()
         if isinstance(message, ShownReady):
             self.data_plane.announcement_shown()
             self.pump()
 
     def _send_again(self, peer: PeerId) -> None:
-        """Send a peer that has begun this round again what it had before, at most once in a patience."""
+        """Send a peer that has begun this round again what it had before, at most once in a patience.
+
+        Such a peer asks about the round, and then announces itself; one that lacks an announcement only asks.
+        """
+        if peer not in self._asked:
+            return
+        self._asked.discard(peer)
         now = self._now()
         due = self._sent_again.get(peer, -math.inf) + self.agreement.terms.patience
         if self.agreement.commit is None and now >= due:

@@ -254,8 +254,8 @@ class CompactCommit(Message, frozen=True):
 class Ask(Message, frozen=True):
     """Question about the outcome of a round.
 
-    The answer is its Commit, or Behind, or, while the round is in progress, the receiver's Ready and, at most once in a
-    patience, the data that the sender owns: it may have begun the round again.
+    The answer is its Commit, or Behind, or, while the round is in progress, the receiver's Ready. If the sender
+    announces itself afterwards, it has begun the round again, and gets the data for it again, at most once in a patience.
     """
 
     round: U32

@@ -983,21 +983,20 @@ def test_peer_that_connects_in_the_round_gets_results_and_a_stranger_gets_none(h
 
 
 def test_owner_that_has_begun_the_round_again_gets_our_chunks_again(harness):
-    """It asks for announcements then, and has lost what it got before over the same link; once in a patience."""
+    """It asks about the round and announces itself again, and has lost what it got over the same link; once in a patience."""
 
     def chunks():
         return sorted((to, message.index) for to, message, _ in harness.sent(Chunk))
 
     assert chunks() == [(LEADER, 0), (LEADER, 1), (OTHER, 4), (OTHER, 5)]
-    for now, expected in ((1.0, 2), (1.5, 0), (1.0 + harness.terms.patience, 2)):
-        harness.now = now
-        harness.on_message(OTHER, Ask(1, 0))
-        assert chunks() == [(OTHER, 4), (OTHER, 5)][:expected]
-    harness.finish()
-    harness.on_message(LEADER, _commit(_opening(harness, LEADER, OTHER), harness))
-    harness.now += 10 * harness.terms.patience
     harness.on_message(OTHER, Ask(1, 0))
-    assert chunks() == [], "a committed round needs no contributions"
+    assert chunks() == [], "it only lacks an announcement"
+    for attempt, now, expected in ((2, 1.0, 2), (3, 1.5, 0), (4, 1.0 + harness.terms.patience, 2), (5, 99.0, 0)):
+        harness.now = now
+        harness.on_message(OTHER, ready(harness.sources[OTHER], attempt))
+        assert chunks() == [(OTHER, 4), (OTHER, 5)][:expected]
+        if attempt < 4:
+            harness.on_message(OTHER, Ask(1, 0))
 
 
 @pytest.mark.parametrize("former", [LEADER, OTHER])
