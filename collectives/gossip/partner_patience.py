@@ -30,7 +30,7 @@ class PartnerPatience:
         self.deadline = 0.0
         """Seconds to wait for a partner that is present, but has not announced itself."""
         self.answered = self.linked = True
-        self._before = 0.0
+        self._time_behind = 0.0
         """Seconds to wait in addition, because the partner still has exchanges of earlier rounds."""
         self._announced_at = self._ready_at = 0.0
         """Time of our announcement, and of the partner's first one."""
@@ -55,7 +55,7 @@ class PartnerPatience:
 
     def note_behind(self, seconds: float) -> None:
         """Note the seconds of earlier exchanges of the partner. A later report never shortens the wait."""
-        self._before = max(self._before, seconds)
+        self._time_behind = max(self._time_behind, seconds)
 
     def note_link(self, linked: bool) -> None:
         """Note a new or broken link."""
@@ -73,7 +73,7 @@ class PartnerPatience:
             return STALLED if now > self._due + extra else ""
         if not self.answered and now > self._announced_at + self._patience:
             return "silent"
-        return "late" if now > self._announced_at + self.deadline + self._before else ""
+        return "late" if now > self._announced_at + self.deadline + self._time_behind else ""
 
     @property
     def _due(self) -> float:

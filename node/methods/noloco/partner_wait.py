@@ -62,7 +62,7 @@ class PartnerWait:
         usual = waits[-2] if len(waits) > 1 else 0.0
         return max(self.patience, min(LONGEST_WAIT * self._trained, max(self._trained, 2 * usual)))
 
-    def before(self, rounds: int) -> float:
+    def time_behind(self, rounds: int) -> float:
         """Return the seconds to wait in addition for a partner that is this number of rounds behind us.
 
         They are the time of the exchanges that it has to finish before it begins our round: the second-longest of ours in

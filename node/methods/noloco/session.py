@@ -345,7 +345,7 @@ class GossipSession(ReplicaSession):
                 pair.fail("ahead" if ahead else "behind", notify=False)
                 self._start_poll(peer, round)
             elif round < self.replica.round:
-                pair.note_behind(self._partner_wait.before(self.replica.round - round))
+                pair.note_behind(self._partner_wait.time_behind(self.replica.round - round))
         elif self._poll.answer(peer, round):
             self._end_poll()
 

@@ -148,10 +148,7 @@ class AllGather(DataPlane):
         after = [peer for peer in proposal.alive if peer > self.me] + [
             peer for peer in proposal.alive if peer < self.me
         ]
-        able, count = (
-            self.agreement.electorate.live.intersection(proposal.alive).difference(proposal.idle),
-            len(self._source),
-        )
+        able, count = self.agreement.electorate.live & ({*proposal.alive} - {*proposal.idle}), len(self._source)
         relays = [self._relay_plan.relay(index, count, able) for index in range(count)]
         for index in sorted(range(count), key=lambda index: relays[index] is None):
             piece, helper = self._source[index], relays[index]

@@ -770,7 +770,7 @@ def test_peer_that_follows_asks_again_only_after_the_pauses_of_its_sources():
 
 
 def test_request_to_another_source_lengthens_no_pause():
-    """Only requests without an answer do; here two sources have freed the results, and one is lost."""
+    """Only requests without an answer do. Here a source has freed the results, and its link breaks."""
     harness = Harness()
     harness.round.agreement.terms = replace(harness.terms, members=(LEADER, OTHER))
     harness.on_message(LEADER, _commit(_opening(harness, LEADER, OTHER), harness))

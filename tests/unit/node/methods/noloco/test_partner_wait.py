@@ -110,13 +110,13 @@ def test_faster_peer_waits_longer_but_not_after_one_round():
 def test_partner_gets_the_time_of_exchanges_that_it_has_before_ours():
     rounds = Rounds()
     rounds.round(reason="late")
-    assert rounds.pace.before(1) == pytest.approx(160.0, rel=0.05)  # no exchange was measured yet
+    assert rounds.pace.time_behind(1) == pytest.approx(160.0, rel=0.05)  # no exchange was measured yet
     rounds.round(took=5.0)
-    assert rounds.pace.before(1) == pytest.approx(5.0) and rounds.pace.before(3) == pytest.approx(15.0)
+    assert rounds.pace.time_behind(1) == pytest.approx(5.0) and rounds.pace.time_behind(3) == pytest.approx(15.0)
     for _ in range(4):
         rounds.round(took=6.0)
     rounds.round(took=300.0)
-    assert rounds.pace.before(1) == pytest.approx(6.0)  # one slow partner alone has no effect
+    assert rounds.pace.time_behind(1) == pytest.approx(6.0)  # one slow partner alone has no effect
 
 
 def circle_of(*ready, refused=0):
