@@ -32,6 +32,15 @@ class Swarm:
         self.living.append(daemon)
         return daemon
 
+    def come_back(self, founder):
+        """Start the founder again, with its folder, and wait until it contributes.
+
+        It must not stay away: those whom it has invited may invite others, and these may not.
+        """
+        self.machine.found(founder.name)
+        self.living.insert(0, founder)
+        self.go_on(contributors=len(self.living))
+
     def top_up(self, n):
         """At least n, all of them members, exchanging with each other."""
         while len(self.living) < n:
@@ -242,7 +251,7 @@ def test_signal_makes_daemon_save_and_leave(life, numbers):
 
 
 def test_survivors_commit_next_round_after_kills(life):
-    """kill -9 at random phases of a round, the founder among them; the survivors commit the next round."""
+    """kill -9 at random phases of a round, the founder among them; the survivors commit the next round, and it returns."""
     _kill(life, seed=1)
 
 
@@ -263,3 +272,4 @@ def _kill(life, seed):
         for daemon in life.living:
             found = daemon.wait("round", after=at, contributors=len(life.living))
             assert found["at"] - at < 60
+    life.come_back(founder)
