@@ -181,10 +181,14 @@ class FrameRouter:
             self._catch_up.seen(peer, number)
 
     def prune(self) -> None:
-        """Free past rounds that no peer needs."""
+        """Free past rounds that no peer needs, and our contributions to them.
+
+        A peer asks for contributions to a round before it announces itself in the next one.
+        """
         for peer in self._history.followers:
             if self._send_queue.requested(peer, Result, self._fragment):
                 self._history.follow(peer)  # its pauses may be longer
                 if self._history.hurried(peer):
                     self._send_queue.end_pauses(peer, self._fragment)
         self._history.prune(self._current(), self._live, read=self._states.read)
+        self._verification.own_contributions.drop(self._history.continued)

@@ -42,7 +42,7 @@ class RoundHistory:
     def __init__(self, limit: int, now: Callable[[], float]) -> None:
         self._limit, self._now = limit, now
         self._rounds: dict[int, Round] = {}
-        self._continued = 0
+        self.continued = 0
         """Round up to which all peers have continued, so that nothing is pending."""
         self._sizes: dict[int, int] = {}
         self._followers: dict[PeerId, float] = {}
@@ -102,6 +102,7 @@ class RoundHistory:
         self._rounds.clear()
         self._sizes.clear()
         self._commits.clear()
+        self.continued = 0
 
     def follow(self, peer: PeerId, round: int | None = None) -> None:
         """Note that a peer asks about a past round, or (None) that answers to it wait to be sent."""
@@ -145,7 +146,7 @@ class RoundHistory:
             one.pump()
 
     def _pending(self) -> list[Round]:
-        return [one for number, one in self._rounds.items() if number > self._continued]
+        return [one for number, one in self._rounds.items() if number > self.continued]
 
     def prune(self, current: Round, live: Collection[PeerId], *, read: bool) -> None:
         """Drop what no peer needs. `read`: a peer reads a state that one of these rounds continues."""
@@ -159,10 +160,10 @@ class RoundHistory:
         wanted = read or bool(self._followers)
         last, limit = self._rounds.get(current.round - 1), self._limit
         if not wanted:
-            over = last is None or _superseded(last, current, live)
-            self._continued, limit = current.round - (1 if over else 2), limit // SPARE
+            over = last is not None and _superseded(last, current, live)
+            self.continued, limit = max(self.continued, current.round - (1 if over else 2)), limit // SPARE
         for number in sorted(self._rounds):
-            unneeded = number <= self._continued or number < current.round - 1
+            unneeded = number <= self.continued or number < current.round - 1
             if unneeded and (len(self._rounds) > MOST_ROUNDS or self.nbytes > limit):
                 del self._rounds[number]
         self._sizes = {number: self._sizes[number] for number in self._rounds}

@@ -57,6 +57,10 @@ class OwnContributions:
         while len(self._lent) >= LENT:
             self._lent.popleft()
 
+    def drop(self, round: int) -> None:
+        """Drop the contributions to rounds up to this one: no member will ask for them."""
+        self._lent = deque((one for one in self._lent if one[0].round > round), LENT)
+
     def of(self, round: int) -> Sequence[Buffer]:
         """Return the chunks that we have announced last in a round; none if they are not here."""
         return next((source for ready, source, _ in reversed(self._lent) if ready.round == round), ())

@@ -2,9 +2,11 @@
 
 import asyncio
 import random
+import weakref
 from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
 from kit.outer.chains import RESULTS, certificate, proved_by
 from kit.outer.session_scene import ALL, ANN, BEN, CAT, FIRST, KEYS, ME, RUN, Scene, first_fork, life_of, lone_fork
@@ -295,6 +297,28 @@ def test_own_contribution_is_lent_in_runs_with_audits_or_trials_only(exchange, l
     (ready,) = scene.sent(Ready)
     scene.on_message(ANN, Fetch(1, 0, name_of(ready.hashes), (0,)))
     assert [payload for to, _, payload in scene.queue.of(Chunk) if to == ANN] == [chunk] * lends
+
+
+def test_own_contribution_is_freed_when_all_participants_have_announced_themselves_in_the_next_round():
+    """It was in memory until the contribution to the round after that was encoded: during the inner steps."""
+
+    async def main():
+        scene, chunk = Scene(), np.zeros(400, np.uint8)
+        held = weakref.ref(chunk)
+        await scene.session.average([chunk], weight=1, loss=1.0, speed=1.0, give_up=0.0)
+        ask = Fetch(1, 0, name_of(scene.sent(Ready)[-1].hashes), (0,))
+        del chunk
+        await scene.finish_round()
+        terms = scene.announce()
+        again = [msgspec.structs.replace(terms, attempt=1, life=life_of(peer)) for peer in (ANN, BEN)]
+        scene.on_message(ANN, again[0])
+        scene.session.on_tick()
+        scene.on_message(BEN, ask)
+        assert len(scene.queue.of(Chunk)) == 1, "BEN may audit the last round"
+        scene.on_message(BEN, again[1])
+        assert held() is None
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(("exchange", "believed"), [("", False), (PIPELINE, True)])
