@@ -59,6 +59,12 @@ class BufferPool:
                 self._spare -= oldest
                 self._pop(oldest)
 
+    def free(self) -> None:
+        """Free what is stored for later borrowers."""
+        with self._lock:
+            self._free.clear()
+            self._spare = 0
+
     def _pop(self, size: int) -> NDArray[np.uint8]:
         free = self._free[size]
         buffer = free.pop()

@@ -233,6 +233,10 @@ class Transport(Protocol):
         """Return why this peer shares no memory with other peers of its machine; empty if it can."""
         ...
 
+    def rest(self) -> None:
+        """Free memory that is only needed again when much data moves: a round has ended."""
+        ...
+
     def obstacle(self, peer: PeerId) -> str:
         """Return why the last attempt to open a link to a peer failed; empty if there is a link."""
         ...

@@ -154,6 +154,9 @@ class SimTransport:
     def no_sharing(self) -> str:
         return ""  # every peer of a simulation is a machine
 
+    def rest(self) -> None:
+        pass
+
     def obstacle(self, peer: PeerId) -> str:
         return "" if peer in self.links else self._obstacles.get(peer, "")
 

@@ -137,7 +137,7 @@ class SendQueue:
     # --- rounds
 
     def begin(self, round: int, fragment: int = 0) -> None:
-        """Begin a round: drop waiting frames of this fragment from before the previous round."""
+        """Begin a round: drop waiting frames of this fragment from before the previous round, and free memory."""
         self._begun[fragment] = round
         self._outflows.begin(round, fragment)
         self._bulk_priority.begin_training()
@@ -148,6 +148,7 @@ class SendQueue:
 
         for queue in self._bulk.values():
             queue.drop(obsolete)
+        self._transport.rest()
 
     def drop_ring_frames(self, round: int, fragment: int) -> None:
         """Drop waiting unrequested frames of a round's ring: another ballot has begun."""

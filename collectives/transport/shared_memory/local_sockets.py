@@ -262,6 +262,11 @@ class LocalSockets:
         finally:
             self._loop.remove_reader(sock.fileno())
 
+    def free_gaps(self) -> None:
+        """Return the memory of our regions that no payload occupies to the system."""
+        for connection in self._connections:
+            connection.region.free_gaps()
+
     def close(self) -> None:
         """End the connections that no link has closed."""
         self.stop()

@@ -1,8 +1,8 @@
 """Memory that one peer writes and another one of its machine reads: payloads in a memfd (Linux).
 
-Seals prevent changes of the size, and writes by the other process. So no writer can end its reader with SIGBUS. Memory that
-was handed over is never used for anything else, and exists until both sides have released it. So payloads that a reader has
-not released stay unchanged, even if the link ends.
+Seals prevent changes of the size, so no writer can end its reader with SIGBUS. The reader gets a descriptor for reading only.
+Memory that was handed over is never used for anything else, and payloads exist until both sides have released them. So
+payloads that a reader has not released stay unchanged, even if the link ends.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 PAGE = mmap.PAGESIZE
 SHRINK, GROW, SEAL = 0x0002, 0x0004, 0x0001
-FUTURE_WRITE = 0x0010
-"""Seals of a memfd (fcntl(2)): the size stays; no seals are added; only mappings that exist may write."""
+"""Seals of a memfd (fcntl(2)): the size stays; no seals are added.
+
+A seal against writes of others would prevent `free_gaps`, too.
+"""
 
 ADD_SEALS, GET_SEALS = 1033, 1034
 """Commands of fcntl (F_LINUX_SPECIFIC_BASE + 9 and + 10), which Python does not define on all systems."""
@@ -37,7 +39,7 @@ class SharedRegion:
     """Memory of `size` bytes that this process writes.
 
     Each payload occupies whole pages, as near to the beginning as possible. Payloads are released in any order.
-    `descriptor`: file descriptor for the reader, valid until `hand_over`. Raises OSError if the system has no such memory.
+    `descriptor`: for the reader, to read only; valid until `hand_over`. Raises OSError if the system has no such memory.
     """
 
     def __init__(self, size: int) -> None:
@@ -46,18 +48,17 @@ class SharedRegion:
         """Bytes of whole pages with payloads that were not released."""
         self._spans: dict[int, int] = {}  # bytes of whole pages of each payload by its offset
         self._free = [(0, size)]  # start and stop of each gap, in order
-        self.descriptor = os.memfd_create("thinwire", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        writable = os.memfd_create("thinwire", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(self.descriptor, size)
-            self._map = mmap.mmap(self.descriptor, size)
+            os.ftruncate(writable, size)
+            self._map = mmap.mmap(writable, size)
             with suppress(OSError, AttributeError):
                 self._map.madvise(mmap.MADV_HUGEPAGE)
-            with suppress(OSError):  # before Linux 5.1
-                fcntl.fcntl(self.descriptor, ADD_SEALS, FUTURE_WRITE)
-            fcntl.fcntl(self.descriptor, ADD_SEALS, SHRINK | GROW | SEAL)
-        except BaseException:
-            os.close(self.descriptor)
-            raise
+            fcntl.fcntl(writable, ADD_SEALS, SHRINK | GROW | SEAL)
+            os.fchmod(writable, stat.S_IRUSR)
+            self.descriptor = os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(writable)
 
     def fits(self, count: int) -> bool:
         """Return True if a payload of `count` bytes may be put now."""
@@ -99,6 +100,11 @@ class SharedRegion:
             if at < len(free) and free[at][0] == stop:
                 last, stop = at + 1, free[at][1]
             free[first:last] = [(start, stop)]
+
+    def free_gaps(self) -> None:
+        """Return the memory of all gaps to the system, for both sides."""
+        for start, stop in self._free:
+            self._map.madvise(mmap.MADV_REMOVE, start, stop - start)
 
     def hand_over(self) -> None:
         """Close the descriptor: the reader has it."""

@@ -309,6 +309,11 @@ class ZmqTransport:
         sockets = self._sockets
         return "the uplink has a limit" if self.up_limit else sockets.local_sockets.obstacle
 
+    def rest(self) -> None:
+        """Free buffers, and shared memory without payloads."""
+        self._sockets.pool.free()
+        self._sockets.local_sockets.free_gaps()
+
     def lent(self) -> Lent:
         """Return the use that other peers make of us as their relay."""
         relay = self._circuits.relay

@@ -22,7 +22,7 @@ class Wire:
     def __init__(self):
         self.sent, self.seconds, self.dead = [], {A: 0.0, B: 0.0}, set()
         self.error, self.quick = None, set()
-        self.lag, self.looks = 0.0, 0
+        self.lag, self.looks, self.rests = 0.0, 0, 0
 
     async def send(self, to, frame):
         await asyncio.sleep(self.seconds[to])
@@ -41,6 +41,9 @@ class Wire:
 
     def totals(self):
         return 0, 0
+
+    def rest(self):
+        self.rests += 1
 
     def delivered(self, peer):
         """Each frame counts 10 bytes, and arrives `lag` seconds after it was sent."""
@@ -612,6 +615,15 @@ def test_state_is_sent_while_the_peer_trains_and_not_before_its_contribution():
             late += [at - begun - MIB / 2.5e6 for at, _, message in wire.sent if message == Chunk(round, 0, 1, 0)]
         assert late == pytest.approx([0.0] * 10, abs=1e-6)
         assert kinds(wire).count("S") >= 5
+
+    play_link(story)
+
+
+def test_transport_frees_memory_when_a_round_begins():
+    async def story(wire, send_queue):
+        for round in range(1, 4):
+            send_queue.begin(round)
+            assert wire.rests == round
 
     play_link(story)
 

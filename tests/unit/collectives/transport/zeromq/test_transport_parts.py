@@ -126,6 +126,19 @@ def test_buffer_pool_keeps_requested_sizes():
     assert pool.spare == kept
 
 
+def test_buffer_pool_frees_all_that_is_not_lent():
+    pool = BufferPool()
+    lent, spare = pool.take(1), pool.take(1 << 20)
+    gone = weakref.ref(spare)
+    pool.give(spare)
+    del spare
+    assert pool.spare == 1 << 20 and gone() is not None
+    pool.free()
+    assert pool.spare == 0 and gone() is None
+    pool.give(lent)
+    assert pool.spare == lent.nbytes and pool.take(1) is lent
+
+
 @pytest.mark.parametrize("size", [1, 70_000, 1 << 19, (1 << 19) + 1, (1 << 20) + 1, 5_000_001])
 def test_buffer_pool_rounds_sizes_up(size):
     lent = BufferPool().take(size).nbytes

@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import fcntl
+import mmap
 import os
 import shutil
 import socket
@@ -639,6 +640,71 @@ def test_region_puts_payloads_into_the_first_gap_and_joins_gaps():
     region.release([4 * PAGE])
     assert region.used == 0 and region.reserve(6 * PAGE) == 0
     region.close()
+
+
+def occupied(descriptor):
+    """Return the bytes of memory that a region occupies."""
+    return os.fstat(descriptor).st_blocks * 512
+
+
+def test_region_returns_the_memory_of_its_gaps_and_leaves_payloads():
+    region = SharedRegion(64 * PAGE)
+    descriptor = os.dup(region.descriptor)
+    reader = RegionReader(os.dup(descriptor), region.size)
+    first, second = (region.reserve(32 * PAGE) for _ in range(2))
+    for start, letter in ((first, b"a"), (second, b"b")):
+        region.fill(start, letter * 32 * PAGE)
+    assert occupied(descriptor) >= region.size
+    view = reader.view(second, 32 * PAGE, lambda offset: None)
+    region.release([first])
+    region.free_gaps()
+    assert view == b"b" * 32 * PAGE
+    region.fill(region.reserve(PAGE), b"c" * PAGE)
+    assert reader.view(first, PAGE, lambda offset: None) == b"c" * PAGE
+    region.release([first, second])
+    region.free_gaps()
+    assert occupied(descriptor) == 0
+    os.close(descriptor)
+    reader.close()
+    region.close()
+
+
+def test_reader_of_a_region_cannot_map_it_for_writing():
+    region = SharedRegion(PAGE)
+    with pytest.raises(PermissionError):
+        mmap.mmap(region.descriptor, PAGE)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.pwrite(region.descriptor, b"x", 0)
+    region.close()
+
+
+def test_transport_at_rest_occupies_no_shared_memory_without_payloads(wire, folder, monkeypatch):
+    made = []
+
+    class Noted(SharedRegion):
+        def __init__(self, size):
+            super().__init__(size)
+            made.append(os.dup(self.descriptor))
+
+    monkeypatch.setattr(local_sockets, "SharedRegion", Noted)
+
+    async def work():
+        first, second = await wire.pair(shared=folder)
+        await joined(first, second)
+        task = asyncio.create_task(second.bulk(4))
+        for index in range(4):
+            assert await first.chunk(second, bytes([index]) * (1 << 20), index)
+        frames = await task
+        assert sum(map(occupied, made)) >= 4 << 20
+        del frames, task
+        async with asyncio.timeout(20):
+            while sum(map(occupied, made)):  # until the receiver has reported that it uses the payloads no more
+                first.transport.rest()
+                await asyncio.sleep(0.001)
+
+    wire.run(work)
+    for descriptor in made:
+        os.close(descriptor)
 
 
 def test_view_of_a_region_outlives_it_and_reports_its_end_once():
