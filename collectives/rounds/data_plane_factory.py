@@ -66,7 +66,7 @@ class DataPlaneFactory:
     """Factory of data planes, which share usual norms and memory for results.
 
     `owner_residuals`: residuals of the chunks that we own in a sparse butterfly. `aside`: computes large results of chunks
-    that we own.
+    that we own. `pool`: memory for results.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class DataPlaneFactory:
         now: Callable[[], float],
         owner_residuals: OwnerResiduals | None = None,
         aside: Work = at_once,
+        pool: BufferPool | None = None,
     ) -> None:
         self.spec = spec
         self.owner_residuals = OwnerResiduals() if owner_residuals is None else owner_residuals
@@ -85,7 +86,7 @@ class DataPlaneFactory:
         self.rule: Rule = dense_rule(spec.rule)
         """Aggregation of dense chunks."""
         self._usual: dict[int, dict[int, float]] = {}
-        self._pool = BufferPool()
+        self._pool = BufferPool() if pool is None else pool
 
     def make(self, agreement: Agreement, grid: Grid, *, seed: bytes, turn: int) -> DataPlane:
         """Create the data plane of a round.

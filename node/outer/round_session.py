@@ -278,6 +278,7 @@ class RoundSession(ReplicaSession):
 
         def change() -> Result:
             result = how()
+            self.replica.pool.free()
             if settled:
                 self.replica.compute_digest()
             return result

@@ -74,6 +74,7 @@ class RoundStarter:
             now=context.now,
             owner_residuals=replica.owner_residuals,
             aside=presence.aside,
+            pool=replica.pool,
         )
         keyring = Keyring(identity, run_id, presence.roster.peers.key_of)
         slow_own, trials = exchange.slow_peers != "no-ownership", self.verification.trials

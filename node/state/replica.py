@@ -46,12 +46,6 @@ from thinwire.swarm.messages.registry import (
 )
 from thinwire.swarm.method_specs.base import MethodSpec
 
-SPARE = 64 << 20
-"""Maximum bytes of encoded chunks whose memory one contribution leaves to the next.
-
-Clearing fresh pages takes as long as reading, subtracting and quantizing their content.
-"""
-
 
 class Replica(SharedState):
     """Outer parameters and momentum, equal on all replicas after every round, and the outer step.
@@ -108,7 +102,8 @@ class Replica(SharedState):
         self._proof: tuple[Chain, bytes] = (), b""
         self.fetched = 0
         """Number of states that were taken over from other peers."""
-        self._pool = BufferPool(SPARE)
+        self.pool = BufferPool()
+        """Memory of contributions, and of the results that this peer computes."""
         self.seal()
 
     @classmethod
@@ -257,7 +252,7 @@ class Replica(SharedState):
     @property
     def coder(self) -> PseudogradientCoder:
         """Coder of the vectors of the next round."""
-        return PseudogradientCoder(self.codec, self.grid, self._pool, self.device, self._sent_buffers)
+        return PseudogradientCoder(self.codec, self.grid, self.pool, self.device, self._sent_buffers)
 
     @property
     def sent_codec(self) -> object:

@@ -69,6 +69,7 @@ class LocalLearner:
         """Run `n` inner steps, or fewer if `stop` is set meanwhile. Raises Diverged."""
 
         def run() -> StepReport:
+            return_freed_memory()  # of the last round
             report = self.trainer.run_steps(n, stop)
             return_freed_memory()
             return report

@@ -321,6 +321,17 @@ def test_own_contribution_is_freed_when_all_participants_have_announced_themselv
     asyncio.run(main())
 
 
+def test_no_spare_buffers_remain_after_a_round():
+    async def main():
+        scene = Scene()
+        scene.replica.pool.lend(1 << 20)
+        assert scene.replica.pool.spare
+        await scene.finish_round()
+        assert not scene.replica.pool.spare
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(("exchange", "believed"), [("", False), (PIPELINE, True)])
 def test_only_a_lost_stage_begins_again_after_a_gap_and_with_another_founder(exchange, believed):
     session = Scene((), exchange=exchange, founder=ANN).session

@@ -163,17 +163,20 @@ def learner_of(tmp_path: Path) -> local_learner.LocalLearner:
     )
 
 
-def test_memory_of_gradients_is_returned_after_the_steps_of_a_round(
+def test_memory_is_returned_before_the_steps_of_a_round_and_without_gradients_after_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round has it meanwhile."""
-    learner, left = learner_of(tmp_path), list[int]()
-    gradients = (parameter.grad for parameter in learner.trainer.model.parameters())
+    """The steps have that of the last round meanwhile, and the next round that of the gradients."""
+    learner, left, steps = learner_of(tmp_path), list[tuple[int, int]](), list[None]()
+    parameters = list(learner.trainer.model.parameters())
+    learner.trainer.optimizer.register_step_post_hook(lambda *_: steps.append(None))
     monkeypatch.setattr(
-        local_learner, "return_freed_memory", lambda: left.append(sum(one is not None for one in gradients))
+        local_learner,
+        "return_freed_memory",
+        lambda: left.append((len(steps), sum(one.grad is not None for one in parameters))),
     )
     assert asyncio.run(learner.steps(2, asyncio.Event())).steps == 2
-    assert left == [0]
+    assert left == [(0, 0), (2, 0)]
 
 
 def test_learning_rate_of_a_peer_that_returns_follows_the_run(tmp_path):
