@@ -18,6 +18,7 @@ from thinwire.compression.kernels.common import (
     half_to_float,
     inline,
     kernel,
+    uncounted,
 )
 from thinwire.compression.kernels.packing import GROUP_BYTES, LANE_SHIFT, any_half, read_half, unpack
 
@@ -94,11 +95,19 @@ def fault(
 @kernel
 def decode(address: np.uint64, out: NDArray[np.float32], bits: int, block: int, asymmetric: bool) -> int:
     """Decode x = s·code, or z + s·code, in float32. Returns OK, BAD_SCALE or BAD_CODE."""
+    return decode_blocks(address, out, bits, block, asymmetric, np.empty(block if bits != 8 else 0, np.uint8))
+
+
+@kernel
+def decode_blocks(
+    address: np.uint64, out: NDArray[np.float32], bits: int, block: int, asymmetric: bool, scratch: NDArray[np.uint8]
+) -> int:
+    """Decode with room for the codes of a block, see `decode`."""
+    out, scratch = uncounted(out), uncounted(scratch)
     n = out.size
     blocks = (n + block - 1) // block
     heads = (4 if asymmetric else 2) * blocks
     payload, size = view(address, n, bits, block, heads), code_bytes(block, bits)
-    scratch = np.empty(block if bits != 8 else 0, np.uint8)
     for b in range(blocks):
         target = out[b * block : b * block + block]
         packed = payload[heads + b * size : heads + b * size + size]
@@ -118,11 +127,25 @@ def check(address: np.uint64, n: int, bits: int, block: int, asymmetric: bool) -
     Symmetric: Σ s²·Σ code², block by block. Asymmetric: sum of the squared decoded values, in 64 interleaved partial
     sums over each block.
     """
+    scratch = np.empty(block if bits != 8 else 0, np.uint8)
+    return check_blocks(address, n, bits, block, asymmetric, scratch, np.empty(block if asymmetric else 0, np.float32))
+
+
+@kernel
+def check_blocks(
+    address: np.uint64,
+    n: int,
+    bits: int,
+    block: int,
+    asymmetric: bool,
+    scratch: NDArray[np.uint8],
+    values: NDArray[np.float32],
+) -> tuple[int, float]:
+    """Check with room for the codes and values of a block, see `check`."""
+    scratch, values = uncounted(scratch), uncounted(values)
     blocks = (n + block - 1) // block
     heads = (4 if asymmetric else 2) * blocks
     payload, size = view(address, n, bits, block, heads), code_bytes(block, bits)
-    scratch = np.empty(block if bits != 8 else 0, np.uint8)
-    values = np.empty(block if asymmetric else 0, np.float32)
     sums = np.zeros(LANES, np.float64)
     total = 0.0
     for b in range(blocks):
@@ -167,12 +190,27 @@ def mean(
 
     Peers are added one after the other in the given order.
     """
+    sums = np.empty(max(1, TILE // block) * block, np.float64)
+    mean_blocks(addresses, shares, out, bits, block, asymmetric, sums, np.empty(block if bits != 8 else 0, np.uint8))
+
+
+@kernel
+def mean_blocks(
+    addresses: NDArray[np.uint64],
+    shares: NDArray[np.float64],
+    out: NDArray[np.float32],
+    bits: int,
+    block: int,
+    asymmetric: bool,
+    sums: NDArray[np.float64],
+    scratch: NDArray[np.uint8],
+) -> None:
+    """Average with room for the sums of a tile and the codes of a block, see `mean`."""
+    out, sums, scratch = uncounted(out), uncounted(sums), uncounted(scratch)
     n = out.size
     blocks = (n + block - 1) // block
     heads, size = (4 if asymmetric else 2) * blocks, code_bytes(block, bits)
-    step = max(1, TILE // block)
-    sums = np.empty(step * block, np.float64)
-    scratch = np.empty(block if bits != 8 else 0, np.uint8)
+    step = sums.size // block
     offset = np.float32(0.0)
     for first in range(0, blocks, step):
         last = min(first + step, blocks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from thinwire.compression.kernels.bitops import prefetch
 from thinwire.compression.kernels.common import (
     INFINITE,
     MAGNITUDE,
@@ -13,11 +14,28 @@ from thinwire.compression.kernels.common import (
     half_to_float,
     inline,
     kernel,
+    uncounted,
 )
 from thinwire.compression.kernels.packing import GROUP_BYTES, LANE_SHIFT, any_half, pack, write_half
 
 LIMIT = np.int32(INFINITE)
 """Bound of sort keys (see `sort_key`): those of finite values are > −LIMIT − 1 and < LIMIT."""
+
+PIECE = 256
+"""Number of values that are quantized, and of later ones that are prefetched, at a time."""
+
+AHEAD = 1024
+"""Least number of values between a prefetch and its use.
+
+While a block is quantized, memory would be idle: its values are in the cache from the search for the largest one.
+"""
+
+
+@inline
+def fetch(words: NDArray[np.uint32], start: int) -> None:
+    """Prefetch the values of a piece, by lines of 64 bytes."""
+    for c in range(start, start + PIECE, 16):
+        prefetch(words, c)
 
 
 @inline
@@ -65,6 +83,21 @@ def encode(x: NDArray[np.float32], out: NDArray[np.uint8], bits: int, block: int
     Per block: s = smallest fp16 with top·s ≥ max|x|, top = 2**(bits-1) − 1; code = clip(rint(x·(1/s)), ±top), all in
     float32. noisy: floor(x·(1/s) + u) instead of rint, with u from the position in x and the seed.
     """
+    return encode_blocks(x, out, bits, block, noisy, seed, np.zeros(block if bits != 8 else 0, np.uint8))
+
+
+@kernel
+def encode_blocks(
+    x: NDArray[np.float32],
+    out: NDArray[np.uint8],
+    bits: int,
+    block: int,
+    noisy: bool,
+    seed: np.uint64,
+    scratch: NDArray[np.uint8],
+) -> int:
+    """Encode with room for the codes of a block, see `encode`."""
+    x, out, scratch = uncounted(x), uncounted(out), uncounted(scratch)
     n = x.size
     blocks = (n + block - 1) // block
     shift, group = LANE_SHIFT[bits], GROUP_BYTES[bits]
@@ -72,10 +105,9 @@ def encode(x: NDArray[np.float32], out: NDArray[np.uint8], bits: int, block: int
     words = x.view(np.uint32)
     top = np.float32((1 << (bits - 1)) - 1)
     low, high = np.uint32(seed & np.uint64(0xFFFFFFFF)), np.uint32(seed >> np.uint64(32))
-    scratch = np.zeros(block if bits != 8 else 0, np.uint8)
     for b in range(blocks):
         start, stop = b * block, min(b * block + block, n)
-        values, magnitudes = x[start:stop], words[start:stop]
+        magnitudes = words[start:stop]
         # Integer maximum of the magnitude bits: it vectorises without fastmath, and any non-finite value wins.
         peak = np.uint32(0)
         for i in range(magnitudes.size):
@@ -90,13 +122,16 @@ def encode(x: NDArray[np.float32], out: NDArray[np.uint8], bits: int, block: int
         groups = (stop - start + lanes - 1) >> shift
         codes = out[first : first + stop - start] if bits == 8 else scratch[: groups * lanes]
         target = codes[: stop - start].view(np.int8)
-        if noisy:
-            for i in range(target.size):
-                u = uniform(np.uint32(start + i), low, high)
-                target[i] = np.int8(np.int32(np.floor(min(max(values[i] * inverse + u, -top), top))))
-        else:
-            for i in range(target.size):
-                target[i] = np.int8(np.int32(np.rint(min(max(values[i] * inverse, -top), top))))
+        for at in range(start, stop, PIECE):
+            fetch(words, at + max(block, AHEAD))
+            values, piece = x[at : min(at + PIECE, stop)], target[at - start : at - start + PIECE]
+            if noisy:
+                for i in range(piece.size):
+                    u = uniform(np.uint32(at + i), low, high)
+                    piece[i] = np.int8(np.int32(np.floor(min(max(values[i] * inverse + u, -top), top))))
+            else:
+                for i in range(piece.size):
+                    piece[i] = np.int8(np.int32(np.rint(min(max(values[i] * inverse, -top), top))))
         if bits != 8:
             codes[stop - start :] = 0
             pack(codes, out[first : first + groups * group], bits)
@@ -113,6 +148,22 @@ def encode_asymmetric(
     Per block: z = largest fp16 ≤ min(x); s = smallest fp16 with top·s ≥ max(x) − z, top = 2**bits − 1; code =
     clip(rint((x − z)·(1/s)), 0…top), all in float32. noisy: as in `encode`.
     """
+    scratch = np.zeros(block if bits != 8 else 0, np.uint8)
+    return encode_asymmetric_blocks(x, out, bits, block, noisy, seed, scratch)
+
+
+@kernel
+def encode_asymmetric_blocks(
+    x: NDArray[np.float32],
+    out: NDArray[np.uint8],
+    bits: int,
+    block: int,
+    noisy: bool,
+    seed: np.uint64,
+    scratch: NDArray[np.uint8],
+) -> int:
+    """Encode with room for the codes of a block, see `encode_asymmetric`."""
+    x, out, scratch = uncounted(x), uncounted(out), uncounted(scratch)
     n = x.size
     blocks = (n + block - 1) // block
     shift, group = LANE_SHIFT[bits], GROUP_BYTES[bits]
@@ -120,10 +171,9 @@ def encode_asymmetric(
     words = x.view(np.int32)
     top, zero = np.float32((1 << bits) - 1), np.float32(0.0)
     low, high = np.uint32(seed & np.uint64(0xFFFFFFFF)), np.uint32(seed >> np.uint64(32))
-    scratch = np.zeros(block if bits != 8 else 0, np.uint8)
     for b in range(blocks):
         start, stop = b * block, min(b * block + block, n)
-        values, keys = x[start:stop], words[start:stop]
+        keys = words[start:stop]
         least, most = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
         for i in range(keys.size):
             key = sort_key(keys[i])
@@ -142,14 +192,17 @@ def encode_asymmetric(
         groups = (stop - start + lanes - 1) >> shift
         codes = out[first : first + stop - start] if bits == 8 else scratch[: groups * lanes]
         target = codes[: stop - start]
-        if noisy:
-            for i in range(target.size):
-                u = uniform(np.uint32(start + i), low, high)
-                scaled = (values[i] - offset) * inverse + u
-                target[i] = np.uint8(np.int32(np.floor(min(max(scaled, zero), top))))
-        else:
-            for i in range(target.size):
-                target[i] = np.uint8(np.int32(np.rint(min(max((values[i] - offset) * inverse, zero), top))))
+        for at in range(start, stop, PIECE):
+            fetch(words, at + max(block, AHEAD))
+            values, piece = x[at : min(at + PIECE, stop)], target[at - start : at - start + PIECE]
+            if noisy:
+                for i in range(piece.size):
+                    u = uniform(np.uint32(at + i), low, high)
+                    scaled = (values[i] - offset) * inverse + u
+                    piece[i] = np.uint8(np.int32(np.floor(min(max(scaled, zero), top))))
+            else:
+                for i in range(piece.size):
+                    piece[i] = np.uint8(np.int32(np.rint(min(max((values[i] - offset) * inverse, zero), top))))
         if bits != 8:
             codes[stop - start :] = 0
             pack(codes, out[first : first + groups * group], bits)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numba import carray, njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -55,6 +56,22 @@ def _pointer(typing_context: Any, address: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(pointer))
 
     return pointer(types.uint64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def uncounted(typing_context: Any, array: Any) -> Any:
+    """Return the same array without a reference count, which each slice of it would change atomically.
+
+    The array must be an argument of the kernel, whose caller holds it until the kernel returns.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        found = context.make_array(signature.args[0])(context, builder, arguments[0])
+        found.meminfo = cgutils.get_null_value(found.meminfo.type)
+        found.parent = cgutils.get_null_value(found.parent.type)
+        return found._getvalue()
+
+    return array(array), codegen
 
 
 @inline

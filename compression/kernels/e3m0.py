@@ -17,6 +17,7 @@ from thinwire.compression.kernels.common import (
     half_to_float,
     inline,
     kernel,
+    uncounted,
 )
 from thinwire.compression.kernels.packing import pack, read_half, write_half
 
@@ -46,10 +47,17 @@ def encode(x: NDArray[np.float32], out: NDArray[np.uint8], block: int) -> int:
     Per block: s = smallest fp16 ≥ max|x|; e is the number of midpoints s·(1, 3, 6, 12, 24, 48, 96)/128 that |x|
     reaches. The midpoints are exact in float32, so the choice of e is the only rounding.
     """
+    return encode_blocks(x, out, block, np.zeros(block, np.uint8))
+
+
+@kernel
+def encode_blocks(x: NDArray[np.float32], out: NDArray[np.uint8], block: int, codes: NDArray[np.uint8]) -> int:
+    """Encode with room for the codes of a block, see `encode`."""
+    x, out, codes = uncounted(x), uncounted(out), uncounted(codes)
     n = x.size
     blocks = (n + block - 1) // block
     words = x.view(np.uint32)
-    first, codes = 2 * blocks, np.zeros(block, np.uint8)
+    first = 2 * blocks
     for b in range(blocks):
         start, stop = b * block, min(b * block + block, n)
         bits = words[start:stop]
@@ -98,9 +106,16 @@ def fault(payload: NDArray[np.uint8], codes: NDArray[np.uint8], b: int, count: i
 @kernel
 def decode(address: np.uint64, out: NDArray[np.float32], block: int) -> int:
     """Decode x = ±s·2**(e − 7), exact in float32. Returns OK, BAD_SCALE or BAD_CODE."""
+    return decode_blocks(address, out, block, np.empty(block, np.uint8))
+
+
+@kernel
+def decode_blocks(address: np.uint64, out: NDArray[np.float32], block: int, scratch: NDArray[np.uint8]) -> int:
+    """Decode with room for the codes of a block, see `decode`."""
+    out, scratch = uncounted(out), uncounted(scratch)
     n = out.size
     blocks = (n + block - 1) // block
-    payload, scratch = view(address, n, 4, block, 2 * blocks), np.empty(block, np.uint8)
+    payload = view(address, n, 4, block, 2 * blocks)
     for b in range(blocks):
         target = out[b * block : b * block + block]
         first = 2 * blocks + b * (block // 2)
@@ -120,8 +135,15 @@ def check(address: np.uint64, n: int, block: int) -> tuple[int, float]:
 
     The norm is in float64: Σ (s/64)²·Σ 4**(e − 1), block by block.
     """
+    return check_blocks(address, n, block, np.empty(block, np.uint8))
+
+
+@kernel
+def check_blocks(address: np.uint64, n: int, block: int, scratch: NDArray[np.uint8]) -> tuple[int, float]:
+    """Check with room for the codes of a block, see `check`."""
+    scratch = uncounted(scratch)
     blocks = (n + block - 1) // block
-    payload, scratch = view(address, n, 4, block, 2 * blocks), np.empty(block, np.uint8)
+    payload = view(address, n, 4, block, 2 * blocks)
     total = 0.0
     for b in range(blocks):
         count = min(block, n - b * block)
@@ -145,10 +167,24 @@ def mean(addresses: NDArray[np.uint64], shares: NDArray[np.float64], out: NDArra
 
     Peers are added one after the other in the given order.
     """
+    sums = np.empty(max(1, TILE // block) * block, np.float64)
+    mean_blocks(addresses, shares, out, block, sums, np.empty(block, np.uint8))
+
+
+@kernel
+def mean_blocks(
+    addresses: NDArray[np.uint64],
+    shares: NDArray[np.float64],
+    out: NDArray[np.float32],
+    block: int,
+    sums: NDArray[np.float64],
+    scratch: NDArray[np.uint8],
+) -> None:
+    """Average with room for the sums of a tile and the codes of a block, see `mean`."""
+    out, sums, scratch = uncounted(out), uncounted(sums), uncounted(scratch)
     n = out.size
     blocks = (n + block - 1) // block
-    step = max(1, TILE // block)
-    sums, scratch = np.empty(step * block, np.float64), np.empty(block, np.uint8)
+    step = sums.size // block
     for begin in range(0, blocks, step):
         end = min(begin + step, blocks)
         result = out[begin * block : min(end * block, n)]

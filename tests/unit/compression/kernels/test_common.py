@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.reference import dense as reference
 from thinwire.compression.compile_kernels import warm_up
-from thinwire.compression.kernels import block_decode, block_encode, common, half
+from thinwire.compression.kernels import block_decode, block_encode, common, e3m0, half
 from thinwire.compression.registry import dense
 
 
@@ -83,3 +84,14 @@ def test_dense_warm_up_compiles_every_kernel() -> None:
                 codec.mean([payload, out], [1, 2], back)
     common.outer_step(back, back.copy(), frozen, 1.0, 0.5)
     assert {d.py_func.__qualname__ + d.py_func.__module__: len(d.nopython_signatures) for d in dispatchers} == before
+
+
+@pytest.mark.trial
+def test_blocks_of_an_uncounted_array_change_no_reference_count() -> None:
+    """Each change is atomic; they took up to two thirds of the time of kernels that work block by block."""
+    array = numba.types.Array
+    compiled = numba.njit(e3m0.encode_blocks.py_func)
+    compiled.compile(
+        (array(numba.float32, 1, "C"), array(numba.uint8, 1, "C"), numba.int64, array(numba.uint8, 1, "C"))
+    )
+    assert "call void @NRT_incref" not in compiled.inspect_llvm(compiled.signatures[0])
