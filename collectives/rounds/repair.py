@@ -126,8 +126,8 @@ class Repair:
             # There may be pauses: asking other sources, too, would cost the swarm the same bytes again. If no source could be
             # reached at the commit, the first one that can is asked at once.
             wait = min(LATEST / patience, 2.0 ** min(8, 1 + self._repeated)) if self._requests.tries else 0.0
-        if now >= max(self._requests.at, self._data_plane.progress.progressed_at) + wait * patience:
-            self._repeated += 1
+        if now >= max(self._requests.at, self._data_plane.progress.progressed_at) + wait * patience and self.sources:
+            self._repeated += self._requests.tries > 0
             self._fetch_all()
 
     def _fetch_claims(self, now: float) -> None:

@@ -799,6 +799,31 @@ def test_peer_that_follows_asks_the_first_source_that_can_be_reached_at_once():
     assert {to for to, _, _ in harness.sent(Fetch)} == {OTHER}
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_time_without_a_source_lengthens_no_pause_between_requests(asked):
+    """No request is made then. A source that is back has restarted, and does not answer the first one."""
+    harness = Harness()
+    harness.round.agreement.terms = replace(harness.terms, members=(LEADER, OTHER))
+    if not asked:
+        harness.round.on_link_down(OTHER)
+    harness.round.on_link_down(LEADER)
+    harness.on_message(PEERS[4], _commit(_opening(harness, LEADER, OTHER), harness))
+    harness.round.on_link_down(OTHER)
+    assert bool(harness.sent(Fetch)) == asked
+    for tick in range(200):
+        harness.now = tick / 10
+        harness.round.tick()
+    assert not harness.sent(Fetch)
+    harness.round.agreement.electorate.live.add(OTHER)
+    at = []
+    for tick in range(200, 1000):
+        harness.now = tick / 10
+        harness.round.tick()
+        at += [harness.now] if harness.sent(Fetch) else []
+    patience = harness.terms.patience
+    assert at[0] == 20.0 and at[1] - at[0] == pytest.approx((4 if asked else 2) * patience, abs=0.2)
+
+
 def test_peer_that_does_not_read_answers_gets_no_more(harness):
     harness.finish()
     digest = digest_of([blake3.blake3(harness.result(i)).digest() for i in range(6)])
