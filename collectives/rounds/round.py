@@ -112,7 +112,9 @@ class Round:
         self.booked = False
         """True if the outcome has been recorded for the owners and the patience of later rounds."""
         self._asked: set[PeerId] = set()
-        """Peers that have asked about this round since their last announcement."""
+        """Peers that have asked about this round since their last announcement, over a link that is still open."""
+        self._begun_again: set[PeerId] = set()
+        """Peers that have begun this round again, and have not got our data again yet."""
         self._sent_again: dict[PeerId, float] = {}
         """Times at which peers that began this round again got our data again."""
         self._over = asyncio.Event()
@@ -261,7 +263,10 @@ class Round:
             self.agreement.on_message(sender, message, frame.signature, self._now())
             if self.agreement.ready.get(sender) is not before:  # repeated announcements change nothing
                 self.data_plane.announced(sender)
-                self._send_again(sender)
+                if sender in self._asked:  # One that lacks an announcement only asks.
+                    self._asked.discard(sender)
+                    self._begun_again.add(sender)
+                    self._send_again()
             if isinstance(message, Ask):
                 self._asked.add(sender)
         self.pump()
@@ -269,20 +274,15 @@ class Round:
             self.data_plane.announcement_shown()
             self.pump()
 
-    def _send_again(self, peer: PeerId) -> None:
-        """Send a peer that has begun this round again what it had before, at most once in a patience.
-
-        Such a peer asks about the round, and then announces itself; one that lacks an announcement only asks.
-        """
-        if peer not in self._asked:
-            return
-        self._asked.discard(peer)
-        now = self._now()
-        due = self._sent_again.get(peer, -math.inf) + self.agreement.terms.patience
-        if self.agreement.commit is None and now >= due:
-            self._sent_again[peer] = now
-            self.data_plane.on_link_down(peer)
-            self.data_plane.on_link_up(peer)
+    def _send_again(self) -> None:
+        """Send peers that have begun this round again what they had before, each at most once in a patience."""
+        now, patience = self._now(), self.agreement.terms.patience
+        for peer in sorted(self._begun_again):
+            if self.agreement.commit is None and now >= self._sent_again.get(peer, -math.inf) + patience:
+                self._begun_again.discard(peer)
+                self._sent_again[peer] = now
+                self.data_plane.on_link_down(peer)
+                self.data_plane.on_link_up(peer)
 
     def note_freed(self, peer: PeerId) -> None:
         """Note that a peer is past this round and has freed its results: ask others for what it was asked for."""
@@ -305,6 +305,8 @@ class Round:
 
     def on_link_down(self, peer: PeerId) -> None:
         """Handle a broken link to `peer`."""
+        self._asked.discard(peer)
+        self._begun_again.discard(peer)  # It gets our data over its next link.
         self._server.on_link_down(peer)
         self.data_plane.on_link_down(peer)
         self.agreement.on_link_down(peer, self._now())
@@ -328,6 +330,7 @@ class Round:
         self._repair.tick(now)
         if not committed:
             data_plane.tick()
+            self._send_again()
         if proposal is not None and not committed and self._repair.unproved(now):
             self.agreement.refuse_leader(proposal)
         self._stall_detector.accuse_culprit()

@@ -1024,6 +1024,29 @@ def test_owner_that_has_begun_the_round_again_gets_our_chunks_again(harness):
             harness.on_message(OTHER, Ask(1, 0))
 
 
+def test_owner_that_begins_the_round_again_twice_in_a_patience_gets_our_chunks_after_it(harness):
+    """It has lost what it got in between; without our chunks it could not end the round."""
+    harness.sent(Chunk)
+    for attempt, harness.now in ((2, 1.0), (3, 1.5)):
+        harness.on_message(OTHER, Ask(1, 0))
+        harness.on_message(OTHER, ready(harness.sources[OTHER], attempt))
+    harness.round.tick()
+    assert sorted((to, message.index) for to, message, _ in harness.sent(Chunk)) == [(OTHER, 4), (OTHER, 5)]
+    harness.now = 1.0 + harness.terms.patience
+    harness.round.tick()
+    harness.round.tick()
+    assert sorted((to, message.index) for to, message, _ in harness.sent(Chunk)) == [(OTHER, 4), (OTHER, 5)]
+
+
+def test_owner_gets_our_chunks_once_over_a_new_link_whatever_it_asked_before(harness):
+    harness.on_message(OTHER, Ask(1, 0))
+    harness.sent(Chunk)
+    harness.round.on_link_down(OTHER)
+    harness.round.on_link_up(OTHER)
+    harness.on_message(OTHER, ready(harness.sources[OTHER], 2))
+    assert sorted((to, message.index) for to, message, _ in harness.sent(Chunk)) == [(OTHER, 4), (OTHER, 5)]
+
+
 @pytest.mark.parametrize("former", [LEADER, OTHER])
 def test_false_record_of_a_former_owner_does_not_bind_its_successor(former):
     harness = DenseHarness(Butterfly, peers=PEERS)
