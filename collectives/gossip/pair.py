@@ -151,7 +151,7 @@ class Pair:
 
     def withdraw_data(self) -> None:
         """Withdraw unsent data for this partner: another partner was drawn, or the pair has failed."""
-        self._send_queue.drop_chunks(self.partner, self.round, self.fragment)
+        self._send_queue.drop_data(self.partner, self.round, self.fragment)
 
     @property
     def progressed_at(self) -> float:

@@ -281,6 +281,7 @@ class Round:
             if self.agreement.commit is None and now >= self._sent_again.get(peer, -math.inf) + patience:
                 self._begun_again.discard(peer)
                 self._sent_again[peer] = now
+                self._send_queue.drop_data(peer, self.round, self.fragment)  # What still waits would come twice.
                 self.data_plane.on_link_down(peer)
                 self.data_plane.on_link_up(peer)
 

@@ -156,11 +156,10 @@ class SendQueue:
         for queue in self._bulk.values():
             queue.drop(lambda frame: isinstance(frame.message, (Partial, Result)) and concerned(frame))
 
-    def drop_chunks(self, peer: PeerId, round: int, fragment: int) -> None:
-        """Drop waiting chunks of our own contribution for a peer: another partner was drawn."""
-        concerned = of_round(round, fragment)
+    def drop_data(self, peer: PeerId, round: int, fragment: int) -> None:
+        """Drop waiting unrequested data of a round for a peer: another partner was drawn, or it is sent again."""
         if peer in self._bulk:
-            self._bulk[peer].drop(lambda frame: isinstance(frame.message, Chunk) and concerned(frame))
+            self._bulk[peer].drop(of_round(round, fragment))
 
     def last_sent(self, round: int, fragment: int) -> float:
         """Return the time at which the last bulk frame of a round left this queue; 0.0 if unknown.

@@ -79,12 +79,14 @@ class FakeSendQueue:
     """Send queue that stores frames.
 
     `waiting`: frames queued for any peer; `paced`: those with pauses; `stirring`: received bytes;
-    `departed`: time when the last frame left; `busy`: more has to leave; `behind`: peers behind a relay.
+    `departed`: time when the last frame left; `busy`: more has to leave; `behind`: peers behind a relay;
+    `dropped`: peers whose waiting data of a round and fragment was dropped.
     """
 
     def __init__(self) -> None:
         self.sent: list[Sent] = []
         self.waiting, self.recalled = 0, 0
+        self.dropped: list[tuple[PeerId, int, int]] = []
         self.paced: list[Sent] = []
         self.stirring: dict[PeerId, int] = {}
         self.departed, self.busy = 0.0, False
@@ -120,6 +122,9 @@ class FakeSendQueue:
 
     def drop_ring_frames(self, round: int, fragment: int) -> None:
         self.recalled += 1
+
+    def drop_data(self, peer: PeerId, round: int, fragment: int) -> None:
+        self.dropped.append((peer, round, fragment))
 
     def of(self, kind: type) -> list[Sent]:
         """Return the messages of one kind that were sent since the last call, and forget them."""

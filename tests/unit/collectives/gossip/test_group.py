@@ -32,7 +32,7 @@ class Table:
         send_queue = SimpleNamespace(
             control=lambda to, message: None,
             bulk=lambda to, frame: None,
-            drop_chunks=lambda *of: None,
+            drop_data=lambda *of: None,
             received_over_relay=lambda peer: None,
             note_debtor=lambda peer, before: None,
         )

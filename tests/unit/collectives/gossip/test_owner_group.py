@@ -50,7 +50,7 @@ class Room:
         send_queue = SimpleNamespace(
             control=lambda to, message: self.frames.append((peer, to, Frame(message))),
             bulk=bulk,
-            drop_chunks=lambda *of: None,
+            drop_data=lambda *of: None,
             received_over_relay=lambda peer: None,
             note_debtor=lambda peer, before: None,
         )

@@ -47,7 +47,7 @@ class Bench:
     def bulk(self, to, frame):
         self.sent.append(frame)
 
-    def drop_chunks(self, peer, round, fragment):
+    def drop_data(self, peer, round, fragment):
         self.withdrawn.append(peer)
 
     def received_over_relay(self, peer):

@@ -1038,6 +1038,13 @@ def test_owner_that_begins_the_round_again_twice_in_a_patience_gets_our_chunks_a
     assert sorted((to, message.index) for to, message, _ in harness.sent(Chunk)) == [(OTHER, 4), (OTHER, 5)]
 
 
+def test_chunks_that_still_wait_for_an_owner_that_begins_the_round_again_do_not_come_twice(harness):
+    """Over a slow link most of them wait then."""
+    harness.on_message(OTHER, Ask(1, 0))
+    harness.on_message(OTHER, ready(harness.sources[OTHER], 2))
+    assert harness.queue.dropped == [(OTHER, 1, 0)]
+
+
 def test_owner_gets_our_chunks_once_over_a_new_link_whatever_it_asked_before(harness):
     harness.on_message(OTHER, Ask(1, 0))
     harness.sent(Chunk)

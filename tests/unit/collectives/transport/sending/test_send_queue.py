@@ -249,6 +249,24 @@ def test_frames_of_finished_rounds_are_recalled():
     play(story)
 
 
+def test_drop_of_the_data_of_a_round_keeps_other_frames():
+    async def story(wire, send_queue, lost):
+        wire.seconds[A] = wire.seconds[B] = 1.0
+        ballot = Ballot(1, B)
+        send_queue.bulk(A, chunk(0))
+        await asyncio.sleep(0.5)  # it is being sent
+        kept = [Chunk(1, 0, 1, 1), Chunk(2, 1, 1, 1), Result(2, 0, ballot, 7)]
+        for message in (*kept[:2], Chunk(2, 0, 1, 1), Partial(2, 0, ballot, 1), Result(2, 0, ballot, 1)):
+            send_queue.bulk(A, Frame(message, b"x"))
+        send_queue.bulk(A, Frame(kept[2], b"x"), requested=True)
+        send_queue.bulk(B, Frame(Chunk(2, 0, 1, 1), b"x"))
+        send_queue.drop_data(A, 2, 0)
+        await asyncio.sleep(10)
+        assert wire.heard(A)[1:] == kept and len(wire.heard(B)) == 1
+
+    play(story)
+
+
 def test_recall_of_failed_ring_keeps_other_frames():
     async def story(wire, send_queue, lost):
         wire.seconds[A] = 1.0
