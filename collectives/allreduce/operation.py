@@ -297,6 +297,10 @@ class Operation:
         self.current = current
         self.call()
         self._wait(current)
+        if again:
+            # Before the announcement: a peer of a group that we had left sends again what we got before.
+            for peer in sorted(context.live):
+                context.send_queue.control(peer, Ask(round, fragment))
         current.announce(
             self._share.payloads,
             weight=self._share.weight,
@@ -305,9 +309,6 @@ class Operation:
             summary=ContributionSummary(self._share.hashes),
         )
         self._attempt = current.attempt
-        if again:
-            for peer in sorted(context.live):
-                context.send_queue.control(peer, Ask(round, fragment))
         for peer, frame in self._pending_frames.take():
             message = frame.message
             if not (

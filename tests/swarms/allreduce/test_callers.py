@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from kit.averages import LATER, Group, Member, is_sum_of_those_named, play, rejoin, seeds, together
 from thinwire.sims.engine import virtual_loop
+from thinwire.swarm.messages.registry import Ask, Call, Ready
 
 
 def test_late_caller_gets_result_without_contributing():
@@ -18,6 +19,27 @@ def test_late_caller_gets_result_without_contributing():
         np.testing.assert_array_equal(out, np.full(9, 2.0))
         assert set(late.outcome.contributors) == {group[0].id, group[1].id}
         assert group[2].id in late.missing
+
+    play(scene)
+
+
+def test_peer_that_changes_its_group_asks_before_it_announces_itself_again(monkeypatch):
+    """It may return to a group that it had left: a peer there then sends again what it has lost."""
+
+    async def scene():
+        group = Group(5)
+        await asyncio.sleep(1.0)
+        operation, _ = group[0].begin(np.full(2, 1.0))
+        sent, queue = [], group[0].presence.send_queue
+        monkeypatch.setattr(queue, "control", lambda to, message: sent.append((to, type(message))))
+        for count in (4, 5):
+            members = tuple(sorted(member.id for member in group[:count]))
+            for member in group[1:4]:
+                operation.on_call(member.id, Call("", operation.number, False, operation.plan, members))
+            assert operation.group == members
+        found = [kind for to, kind in sent if to == group[1].id and kind in (Ask, Ready)]
+        assert found == [Ready, Ask, Ready]
+        operation.withdraw()
 
     play(scene)
 
