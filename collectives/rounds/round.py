@@ -112,7 +112,7 @@ class Round:
         self.booked = False
         """True if the outcome has been recorded for the owners and the patience of later rounds."""
         self._asked: set[PeerId] = set()
-        """Peers that have asked about this round since their last announcement, over a link that is still open."""
+        """Peers that have asked about this round since their last announcement, over an open link."""
         self._begun_again: set[PeerId] = set()
         """Peers that have begun this round again, and have not got our data again yet."""
         self._sent_again: dict[PeerId, float] = {}
