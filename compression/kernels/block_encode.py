@@ -32,7 +32,7 @@ While a block is quantized, memory would be idle: its values are in the cache fr
 
 
 @inline
-def fetch(words: NDArray[np.uint32], start: int) -> None:
+def fetch(words: NDArray[np.int32] | NDArray[np.uint32], start: int) -> None:
     """Prefetch the values of a piece, by lines of 64 bytes."""
     for c in range(start, start + PIECE, 16):
         prefetch(words, c)
