@@ -279,7 +279,7 @@ class Operation:
 
     def _join(self, group: tuple[PeerId, ...]) -> None:
         context, (round, fragment) = self._context, self.key
-        again = self.current is not None or context.me not in group or not self._voter
+        again = self.current is not None
         if self.current is not None:
             self.current.data_plane.halt()  # it must not vote any more
         self.group, self._started, self._voted = group, context.now(), False
@@ -297,10 +297,9 @@ class Operation:
         self.current = current
         self.call()
         self._wait(current)
-        if again:
-            # Before the announcement: a peer of a group that we had left sends again what we got before.
+        if again or context.me not in group or not self._voter:
             for peer in sorted(context.live):
-                context.send_queue.control(peer, Ask(round, fragment))
+                context.send_queue.control(peer, Ask(round, fragment, again=again))
         current.announce(
             self._share.payloads,
             weight=self._share.weight,

@@ -111,8 +111,6 @@ class Round:
         """
         self.booked = False
         """True if the outcome has been recorded for the owners and the patience of later rounds."""
-        self._asked: set[PeerId] = set()
-        """Peers that have asked about this round since their last announcement, over an open link."""
         self._begun_again: set[PeerId] = set()
         """Peers that have begun this round again, and have not got our data again yet."""
         self._sent_again: dict[PeerId, float] = {}
@@ -263,12 +261,9 @@ class Round:
             self.agreement.on_message(sender, message, frame.signature, self._now())
             if self.agreement.ready.get(sender) is not before:  # repeated announcements change nothing
                 self.data_plane.announced(sender)
-                if sender in self._asked:  # One that lacks an announcement only asks.
-                    self._asked.discard(sender)
-                    self._begun_again.add(sender)
-                    self._send_again()
-            if isinstance(message, Ask):
-                self._asked.add(sender)
+            if isinstance(message, Ask) and message.again:
+                self._begun_again.add(sender)
+                self._send_again()
         self.pump()
         if isinstance(message, ShownReady):
             self.data_plane.announcement_shown()
@@ -306,7 +301,6 @@ class Round:
 
     def on_link_down(self, peer: PeerId) -> None:
         """Handle a broken link to `peer`."""
-        self._asked.discard(peer)
         self._begun_again.discard(peer)  # It gets our data over its next link.
         self._server.on_link_down(peer)
         self.data_plane.on_link_down(peer)

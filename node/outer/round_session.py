@@ -300,7 +300,7 @@ class RoundSession(ReplicaSession):
         base = self.current.agreement.terms.base  # another one after each round
         agreeing = {peer for peer, ready in done.agreement.ready.items() if ready.base == base} - {self.me}
         for peer in sorted(agreeing.union(self.catch_up.begin())):
-            self._send_queue.control(peer, Ask(self.current.round, self.fragment))
+            self._send_queue.control(peer, Ask(self.current.round, self.fragment, again=not committed))
         for peer, frame in self._router.waiting():
             self.on_frame(peer, frame)
         self.trials.advance(done if committed else None)

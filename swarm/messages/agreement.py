@@ -254,12 +254,13 @@ class CompactCommit(Message, frozen=True):
 class Ask(Message, frozen=True):
     """Question about the outcome of a round.
 
-    The answer is its Commit, or Behind, or, while the round is in progress, the receiver's Ready. If the sender
-    announces itself afterwards, it has begun the round again, and gets the data for it again, at most once in a patience.
+    The answer is its Commit, or Behind, or, while the round is in progress, the receiver's Ready. `again`: the sender has
+    begun the round again without the data that it had received; it gets this data again, at most once in a patience.
     """
 
     round: U32
     fragment: U16
+    again: bool = False
 
 
 class Behind(Message, frozen=True):

@@ -232,7 +232,7 @@ __all__ = [
     "Welcome",
 ]
 
-VERSION = 20
+VERSION = 21
 """Version of the wire protocol. Peers of another version are refused; the error names both numbers."""
 
 _NUMBERED: list[type[Message] | None] = [

@@ -1008,28 +1008,29 @@ def test_peer_that_connects_in_the_round_gets_results_and_a_stranger_gets_none(h
 
 
 def test_owner_that_has_begun_the_round_again_gets_our_chunks_again(harness):
-    """It asks about the round and announces itself again, and has lost what it got over the same link; once in a patience."""
+    """It has lost what it got over the same link; once in a patience."""
 
     def chunks():
         return sorted((to, message.index) for to, message, _ in harness.sent(Chunk))
 
     assert chunks() == [(LEADER, 0), (LEADER, 1), (OTHER, 4), (OTHER, 5)]
-    harness.on_message(OTHER, Ask(1, 0))
-    assert chunks() == [], "it only lacks an announcement"
-    for attempt, now, expected in ((2, 1.0, 2), (3, 1.5, 0), (4, 1.0 + harness.terms.patience, 2), (5, 99.0, 0)):
+    for now, again, expected in (
+        (1.0, False, 0),  # It only lacks an announcement.
+        (1.0, True, 2),
+        (1.5, False, 0),
+        (1.0 + harness.terms.patience, True, 2),
+    ):
         harness.now = now
-        harness.on_message(OTHER, ready(harness.sources[OTHER], attempt))
+        harness.on_message(OTHER, Ask(1, 0, again=again))
+        harness.on_message(OTHER, ready(harness.sources[OTHER], attempt=2))
         assert chunks() == [(OTHER, 4), (OTHER, 5)][:expected]
-        if attempt < 4:
-            harness.on_message(OTHER, Ask(1, 0))
 
 
 def test_owner_that_begins_the_round_again_twice_in_a_patience_gets_our_chunks_after_it(harness):
     """It has lost what it got in between; without our chunks it could not end the round."""
     harness.sent(Chunk)
-    for attempt, harness.now in ((2, 1.0), (3, 1.5)):
-        harness.on_message(OTHER, Ask(1, 0))
-        harness.on_message(OTHER, ready(harness.sources[OTHER], attempt))
+    for harness.now in (1.0, 1.5):
+        harness.on_message(OTHER, Ask(1, 0, again=True))
     harness.round.tick()
     assert sorted((to, message.index) for to, message, _ in harness.sent(Chunk)) == [(OTHER, 4), (OTHER, 5)]
     harness.now = 1.0 + harness.terms.patience
@@ -1040,17 +1041,18 @@ def test_owner_that_begins_the_round_again_twice_in_a_patience_gets_our_chunks_a
 
 def test_chunks_that_still_wait_for_an_owner_that_begins_the_round_again_do_not_come_twice(harness):
     """Over a slow link most of them wait then."""
-    harness.on_message(OTHER, Ask(1, 0))
-    harness.on_message(OTHER, ready(harness.sources[OTHER], 2))
+    harness.on_message(OTHER, Ask(1, 0, again=True))
     assert harness.queue.dropped == [(OTHER, 1, 0)]
 
 
 def test_owner_gets_our_chunks_once_over_a_new_link_whatever_it_asked_before(harness):
-    harness.on_message(OTHER, Ask(1, 0))
+    for harness.now in (1.0, 1.5):
+        harness.on_message(OTHER, Ask(1, 0, again=True))
     harness.sent(Chunk)
     harness.round.on_link_down(OTHER)
     harness.round.on_link_up(OTHER)
-    harness.on_message(OTHER, ready(harness.sources[OTHER], 2))
+    harness.now = 1.0 + harness.terms.patience
+    harness.round.tick()
     assert sorted((to, message.index) for to, message, _ in harness.sent(Chunk)) == [(OTHER, 4), (OTHER, 5)]
 
 
