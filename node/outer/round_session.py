@@ -296,6 +296,7 @@ class RoundSession(ReplicaSession):
         self._report_lost_residuals()
         self.current = self.starter.start(done.attempt, done)
         self._send_queue.begin(self.current.round, self.fragment)
+        self._send_queue.rest()
         # Peers that are past this round, and those that announced something with our state before it began again here.
         base = self.current.agreement.terms.base  # another one after each round
         agreeing = {peer for peer, ready in done.agreement.ready.items() if ready.base == base} - {self.me}

@@ -137,7 +137,7 @@ class SendQueue:
     # --- rounds
 
     def begin(self, round: int, fragment: int = 0) -> None:
-        """Begin a round: drop waiting frames of this fragment from before the previous round, and free memory."""
+        """Begin a round: drop waiting frames of this fragment from before the previous round."""
         self._begun[fragment] = round
         self._outflows.begin(round, fragment)
         self._bulk_priority.begin_training()
@@ -148,6 +148,9 @@ class SendQueue:
 
         for queue in self._bulk.values():
             queue.drop(obsolete)
+
+    def rest(self) -> None:
+        """Free memory of the transport that only exchanges need: inner steps begin."""
         self._transport.rest()
 
     def drop_ring_frames(self, round: int, fragment: int) -> None:

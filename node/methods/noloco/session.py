@@ -194,6 +194,7 @@ class GossipSession(ReplicaSession):
         repeats = self.replica.round + 1 == done.round
         self.current = self._next_round(done.attempt + 1 if repeats else self._first_attempt)
         self._send_queue.begin(self.current.round)
+        self._send_queue.rest()
         self.roster.progress = self.replica.round
         self.catch_up.fetcher.reset()
         self.states.resume()

@@ -47,15 +47,21 @@ ALL = (ME, ANN, BEN)
 
 
 class Queue(FakeSendQueue):
-    """Send queue that also has the calls of sessions. `released`: peers whose results have no pauses any more."""
+    """Send queue that also has the calls of sessions.
+
+    `released`: peers whose results have no pauses any more. `rests`: number of calls of `rest`.
+    """
 
     def __init__(self):
         super().__init__()
         self.bandwidth = Bandwidth()
-        self.released = []
+        self.released, self.rests = [], 0
 
     def sample_bandwidth(self):
         pass
+
+    def rest(self):
+        self.rests += 1
 
     def begin(self, round, fragment=0):
         pass

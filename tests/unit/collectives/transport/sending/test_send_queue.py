@@ -637,11 +637,15 @@ def test_state_is_sent_while_the_peer_trains_and_not_before_its_contribution():
     play_link(story)
 
 
-def test_transport_frees_memory_when_a_round_begins():
+def test_transport_keeps_memory_from_round_to_round_unless_inner_steps_begin():
+    """Averages that follow each other need it at once."""
+
     async def story(wire, send_queue):
         for round in range(1, 4):
             send_queue.begin(round)
-            assert wire.rests == round
+        assert wire.rests == 0
+        send_queue.rest()
+        assert wire.rests == 1
 
     play_link(story)
 
