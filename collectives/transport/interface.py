@@ -234,7 +234,7 @@ class Transport(Protocol):
         ...
 
     def rest(self) -> None:
-        """Free memory that is only needed again when much data moves: a round has ended."""
+        """Free memory that only exchanges need: inner steps begin."""
         ...
 
     def obstacle(self, peer: PeerId) -> str:
