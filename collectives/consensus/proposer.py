@@ -239,7 +239,7 @@ class Proposer:
         if ballot.term > 1:
             # Peers that are not ready are asked as well: the swarm may have continued without us, and they would know.
             late = now >= self._prepared_at + self._wait
-            if self._asked & electorate.live and not late:
+            if any(map(electorate.reaches, self._asked)) and not late:
                 return None
             present = {*promises, *self._guests}
             promises = presentable(promises, left.values())

@@ -337,7 +337,18 @@ PLANTED: tuple[tuple[str, str, str, str], ...] = (
         "able = leader in electorate.live",
     ),
     (TURN, "precedence does not shorten the patience", "if views.member == self._electorate.me:", "if not views:"),
-    (PROPOSER, "a ballot does not wait for answers", "if self._asked & electorate.live and not late:", "if False:"),
+    (
+        PROPOSER,
+        "a ballot does not wait for answers",
+        "if any(map(electorate.reaches, self._asked)) and not late:",
+        "if False:",
+    ),
+    (
+        PROPOSER,
+        "a ballot waits for peers without a vote",
+        "if any(map(electorate.reaches, self._asked)) and not late:",
+        "if self._asked & electorate.live and not late:",
+    ),
     (
         PROPOSER,
         "a ballot waits for peers on trial",

@@ -128,6 +128,24 @@ def test_proposer_waits_for_peer_without_state_only_if_member():
     assert proposed(candidate, None, 0.2) is not None
 
 
+@pytest.mark.parametrize("why", ["no vote", "farewell", "no link"])
+def test_proposer_waits_only_for_peers_that_would_answer(why):
+    """A reachable member that has founded another lineage, for example, has no vote and promises nothing."""
+    known = electorate(live=set(IDS) - ({IDS[0]} if why == "no link" else set()))
+    candidate = Proposer(known, {peer: announced() for peer in IDS})
+    candidate.prepare(promise(2), SIGNED, 0.0)
+    for peer in (IDS[1], IDS[2], IDS[4]):
+        candidate.on_promise(peer, promise(2), SIGNED)
+    if why != "no link":
+        assert proposed(candidate, None, 0.1) is None
+    if why == "no vote":
+        known.nonvoters.add(IDS[0])
+    if why == "farewell":
+        known.farewells.add(leaving(IDS[0], Ballot(2, ME)))
+    found = proposed(candidate, None, 0.1)
+    assert found is not None and IDS[0] not in found.alive
+
+
 def test_proposer_waits_longer_for_a_leader_after_four_ballots():
     proposer, growth = proposer_of(), []
     for _ in range(8):
